@@ -38,7 +38,7 @@ def smollm2_gguf() -> Path:
 
 
 def llama_cpp_vocabularies() -> Path:
-    """Return llama.cpp's folder of `ggml-vocab-*.gguf`, `.inp` texts, `.out` ids and `templates/`."""
+    """Return llama.cpp's folder of `ggml-vocab-*.gguf`, `.inp`, `.out` and `templates/*.jinja`."""
     return _cached("llama-cpp-models-0.3.36", _fetch_vocabularies)
 
 
