@@ -1,0 +1,134 @@
+"""The command line: `armillary COMMAND …`, one module for each command.
+
+A command's module is named after it and holds one function of the same name. At its top it imports
+typer and the shared options only; what the command runs is imported inside the function, so that
+`armillary --help` stays quick. This file knows the commands and turns every way to end into an exit
+code and at most one line on standard error:
+
+    0    done
+    1    a fault of armillary's (`--debug` shows where), or the reader of our output has gone
+    2    something that the user gave cannot be used, or the command line cannot be read
+    130  interrupted
+"""
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from armillary import __version__
+from armillary.cli._options import Debug, Invocation
+from armillary.cli.pull import pull
+from armillary.errors import UserError
+
+COMMANDS: tuple[Callable[..., None], ...] = (pull,)
+
+app = typer.Typer(
+    name="armillary",
+    add_completion=False,
+    pretty_exceptions_enable=False,  # `main` prints errors
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in COMMANDS:
+    app.command()(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"armillary {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+        ),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Modern decoder language models: fetch, look inside, generate, chat.
+
+    Examples:
+      armillary pull smollm2-135m
+      armillary COMMAND --help
+
+    Results go to standard output, progress and errors to standard error.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code.
+
+    `arguments` are those after the program's name; those of the process when not given.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character gets its escape, not an exception.
+            stream.reconfigure(errors="backslashreplace")
+    invocation = Invocation()
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments), invocation)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What reads our output has ended. Python would flush once more at its end and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _run(arguments: list[str], invocation: Invocation) -> int:
+    try:
+        code = app(arguments, prog_name="armillary", standalone_mode=False, obj=invocation)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        code = 130
+    except UserError as error:
+        return _failed(str(error), 2, invocation)
+    except typer.TyperException as error:
+        return _failed(_with_help(error), error.exit_code, invocation)
+    except OSError as error:
+        # A full disk, a directory that may not be read: not ours to mend, so no fault of ours.
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _failed(f"{where}{error.strerror or error}", 2, invocation)
+    except Exception as error:
+        kind = type(error).__name__
+        return _failed(
+            f"a fault of armillary's own ({kind}: {error}); run it again with --debug to see where",
+            1,
+            invocation,
+        )
+    if code == 130:  # what typer makes of an interrupt
+        print("armillary: interrupted", file=sys.stderr)
+    return code or 0
+
+
+def _failed(message: str, code: int, invocation: Invocation) -> int:
+    if invocation.debug:
+        traceback.print_exc()
+    print(f"armillary: {_one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _one_line(message: str) -> str:
+    """Join lines, and show control characters (a file's own text may hold them) as escapes."""
+    joined = " ".join(message.split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+
+
+def _with_help(error: typer.TyperException) -> str:
+    """Return a usage error's message with the command whose help would have said it."""
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return message if context is None else f"{message} (see {context.command_path} --help)"

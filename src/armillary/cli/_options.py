@@ -1,0 +1,88 @@
+"""What several commands share: their argument and option types, and how they print.
+
+A command takes `debug: Debug = False` and does nothing with it: the option's callback notes it for
+the frame.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass
+class Invocation:
+    """What one run of the command line was asked for that concerns every command."""
+
+    debug: bool = False
+
+
+def _note_debug(context: typer.Context, wanted: bool) -> bool:
+    if wanted and isinstance(context.obj, Invocation):
+        context.obj.debug = True
+    return wanted
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An alias (smollm2-135m), a directory, a .gguf file, or a Hub repository "
+        "(owner/name, owner/name@revision, owner/name/file.gguf).",
+        show_default=False,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print facts for programs, one object a line.", rich_help_panel="Output"
+    ),
+]
+IgnoreKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore-key",
+        metavar="KEY",
+        help="Go on although this key of the model's configuration is unknown (may be repeated).",
+        rich_help_panel="Loading",
+        show_default=False,
+    ),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        callback=_note_debug,
+        is_eager=True,
+        help="Show the traceback of an error.",
+    ),
+]
+
+
+def progress_console() -> "Console":
+    """Return a console on standard error, where everything goes that is not a result."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def print_json(facts: Mapping[str, object]) -> None:
+    """Print one object on a line of its own to standard output, and pass it on at once."""
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def bytes_text(count: int) -> str:
+    """Return a count of bytes as a person reads it, in powers of ten: 98.4 MB."""
+    size, unit = float(count), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

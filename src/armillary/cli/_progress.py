@@ -1,0 +1,75 @@
+"""How far a transfer is, on standard error: a bar on a terminal, else a line now and then."""
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from armillary.cli._options import bytes_text, progress_console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class TransferProgress:
+    """A context in which `report(what, done, total)` shows bytes done of bytes in all.
+
+    `total` is None while it is not known. It is what `locate` takes as its `progress`.
+    """
+
+    def __init__(self) -> None:
+        self._console = progress_console()
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._last_line: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
+            self._bars = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def report(self, what: str, done: int, total: int | None) -> None:
+        """Show that `done` bytes of `total` of `what` are here."""
+        if self._bars is None:
+            self._print_now_and_then(what, done, total)
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._tasks[what], completed=done, total=total)
+
+    def _print_now_and_then(self, what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        last = self._last_line.get(what)
+        if last is not None and now - last < SECONDS_BETWEEN_LINES and done != total:
+            return
+        self._last_line[what] = now
+        amount = "" if total is None else f": {bytes_text(done)} of {bytes_text(total)}"
+        self._console.print(f"{what}{amount}", markup=False, highlight=False, soft_wrap=True)
