@@ -48,8 +48,12 @@ def test_a_tiny_temperature_is_greedy_and_finite(value):
 
 def test_top_k_keeps_exactly_k_and_the_lower_ids_of_equals():
     assert kept(sampling.top_k(MIXED, 2)) == [False, True, False, True]
-    equal = torch.zeros(2, 5)
-    assert kept(sampling.top_k(equal, 2)) == [[True, True, False, False, False]] * 2
+    equal = torch.zeros(2, 3000)  # large enough for an unstable sort to show
+    assert kept(sampling.top_k(equal, 2)) == [[True] * 2 + [False] * 2998] * 2
+    assert kept(sampling.top_k(torch.tensor([1.0, 2.0, 1.0, 1.0, 3.0]), 4)) == [True] * 3 + [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("k", [0, 4, 5, 1000])
@@ -72,6 +76,23 @@ def test_top_k_of_zero_or_of_the_vocabulary_or_more_keeps_all(k):
 def test_top_p_keeps_the_fewest_that_reach_p(p, expected):
     assert kept(sampling.top_p(MIXED, p)) == expected
     assert kept(sampling.top_p(MIXED.expand(3, 4), p)) == [expected] * 3
+
+
+@given(
+    logits=st.lists(st.integers(-4, 4).map(float) | st.just(-INF), min_size=1, max_size=12),
+    p=st.sampled_from([1e-300, 0.05, 0.3, 0.77, 0.999]),
+)
+def test_top_p_equals_sorting_everything(logits, p):
+    """Only the contenders are ranked, and equal ones count; both must leave no trace."""
+    tensor = torch.tensor([*logits, 0.0], dtype=torch.float64)
+    order = sorted(range(len(tensor)), key=lambda i: (-tensor[i], i))
+    mass, expected = 0.0, set()
+    for i in order:
+        if mass < p and tensor[i] > -INF:
+            expected.add(i)
+        mass += float(tensor.softmax(-1)[i])
+    got = {i for i, keep in enumerate(kept(sampling.top_p(tensor, p))) if keep}
+    assert got == expected
 
 
 def test_top_p_takes_the_lower_ids_of_equals():
@@ -140,7 +161,7 @@ def test_the_draw_picks_the_place_in_the_distribution():
     draw=st.sampled_from([0.0, 2**-53, 0.25, 0.5, 1 - 2**-53]),
 )
 def test_no_draw_picks_an_impossible_token(logits, draw):
-    tensor = torch.tensor([*logits, 0.0])
+    tensor = torch.tensor([-INF, *logits, 0.0, -INF])
     assert tensor[choose(tensor, SamplingConfig(), draw)] > -INF
 
 
@@ -154,6 +175,11 @@ def test_draws_follow_the_distribution():
     assert ((counts - expected) ** 2 / expected).sum() < 16.27
     tilted = n * np.array([0.23, 0.37, 0.1, 0.3])  # the same test notices a tilt of 3 in 100
     assert ((counts - tilted) ** 2 / tilted).sum() > 16.27
+
+
+def test_a_token_of_probability_one_in_a_billion_can_be_drawn():
+    logits = torch.tensor([0.0, math.log(2**-30)])
+    assert [choose(logits, SamplingConfig(), 1 - 2.0**-n) for n in (29, 31)] == [0, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

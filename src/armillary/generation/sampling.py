@@ -113,8 +113,7 @@ def top_k(logits: Tensor, k: int) -> Tensor:
     """
     if k == 0 or k >= logits.shape[-1]:
         return logits
-    order = _ranked(logits)
-    return logits.scatter(-1, order[..., k:], -math.inf)
+    return logits.masked_fill(~_likeliest_mask(logits, logits.topk(k).values, k), -math.inf)
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
@@ -125,11 +124,15 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     """
     if p >= 1:
         return logits
-    order = _ranked(logits)
-    ranked = logits.gather(-1, order).double().softmax(-1)
-    mass_before = ranked.cumsum(-1) - ranked
-    dropped = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, mass_before >= p)
-    return logits.masked_fill(dropped, -math.inf)
+    everything = logits.double().logsumexp(-1, keepdim=True)
+    # Tokens below a V-th of 1 − p hold together no more than 1 − p: only the others are sorted.
+    border = everything + math.log((1 - p) / logits.shape[-1])
+    contenders = max(1, int((logits > border).sum(-1).max()))
+    ranked = logits.topk(contenders).values
+    probability = (ranked - everything).exp()
+    mass_before = probability.cumsum(-1) - probability
+    count = (mass_before < p).sum(-1, keepdim=True)
+    return logits.masked_fill(~_likeliest_mask(logits, ranked, count), -math.inf)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
@@ -155,7 +158,11 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 def likeliest(logits: Tensor, n: int) -> Tensor:
     """Rank the n likeliest tokens, best first. Shapes: (V,) or (B, V) → ids (n,) or (B, n)."""
-    return _ranked(logits)[..., :n]
+    n = min(n, logits.shape[-1])
+    mask = _likeliest_mask(logits, logits.topk(n).values, n)
+    ids = mask.nonzero()[:, -1].view(*logits.shape[:-1], n)
+    order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices
+    return ids.gather(-1, order)
 
 
 def choose(logits: Tensor, config: SamplingConfig, draw: float, seen: Tensor | None = None) -> int:
@@ -182,20 +189,24 @@ def choose(logits: Tensor, config: SamplingConfig, draw: float, seen: Tensor | N
     logits = top_k(logits, config.top_k)
     logits = top_p(logits, config.top_p)
     logits = min_p(logits, config.min_p)
-    cumulative = logits.softmax(-1).cumsum(-1)
-    total = cumulative[-1]
-    drawn = torch.searchsorted(cumulative, draw * total, right=True)  # first above the draw
-    last_possible = torch.searchsorted(cumulative, total)  # draw · total may round up to total
-    return int(torch.minimum(drawn, last_possible))
+    cumulative = logits.softmax(-1).cpu().cumsum(-1)  # summed in order, so that it never falls
+    return int(torch.searchsorted(cumulative, draw * cumulative[-1], right=True))
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _ranked(logits: Tensor) -> Tensor:
-    """Token ids from the likeliest on; stable, so that equal ones keep the order of their ids."""
-    return logits.sort(dim=-1, descending=True, stable=True).indices
+def _likeliest_mask(logits: Tensor, ranked: Tensor, count: int | Tensor) -> Tensor:
+    """Mark exactly `count` likeliest tokens a row, given at least that many greatest logits.
+
+    torch.topk leaves open which of equal values it takes; here the lower ids win.
+    """
+    last = torch.as_tensor(count, device=logits.device).expand(*logits.shape[:-1], 1) - 1
+    threshold = ranked.gather(-1, last)
+    above, equal = logits > threshold, logits == threshold
+    left_for_equals = count - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1) <= left_for_equals))
 
 
 def _check_integer(
