@@ -97,8 +97,7 @@ def rotate(
     """Turn each channel pair of x by its position's angle; channels beyond the pairs stay.
 
     Shapes: x (B, h, T, d_h), or (B, T, h, d_h) when `order` says so → the same.
-    `inverse` turns back, and divides by the attention factor squared what the rotation
-    multiplied by it, so that rotating and turning back gives x.
+    `inverse` turns back and divides by the attention factor: it undoes a rotation.
     Raises ValueError when x has not as many rows, positions or channels as the rotation needs.
     """
     _check(x, turn, order)

@@ -1,0 +1,287 @@
+"""The decoder: embedding → layers → final norm → projection to the vocabulary.
+
+Read this first. A layer adds the results of attention and of a feed-forward network to its
+input; everything else is a part chosen by the configuration. Nothing here knows of files,
+tokenizers or the command line.
+
+    U = X + Attn(Norm1(X))            X, U, Y: (B, T, d)
+    Y = U + FFN(Norm2(U))
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from armillary.config import DecoderConfig, LayerConfig
+from armillary.parts.attention import Attention, KeyValueStore
+from armillary.parts.feedforward import build_feedforward
+from armillary.parts.kv_cache import KVCache
+from armillary.parts.mask import Visibility, counted_positions, document_positions, split_mask
+from armillary.parts.norm import build_norm
+from armillary.parts.positions import LearnedPositions, SinusoidalPositions
+from armillary.parts.rotary import Rotation, rotation, varies_with_length
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward on the residual path.
+
+    Shapes: x (B, T, d) → (B, T, d). norm1 and norm2 normalise what the sub-layers read,
+    post_norm1 and post_norm2 what they give, as the configuration places them.
+    """
+
+    def __init__(self, d: int, config: LayerConfig) -> None:
+        super().__init__()
+
+        def norm(wanted: bool) -> nn.Module:
+            return build_norm(config.norm, d) if wanted else nn.Identity()
+
+        reads, gives = config.norm_placement != "post", config.norm_placement != "pre"
+        self.residual = config.residual
+        self.norm1 = norm(reads)
+        self.attention = Attention(d, config.attention)
+        self.post_norm1 = norm(gives)
+        self.norm2 = norm(reads and config.residual != "parallel_shared_norm")
+        self.feedforward = build_feedforward(d, config.feedforward)
+        self.post_norm2 = norm(gives)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        visibility: Visibility,
+        turn: Rotation | None = None,
+        store: KeyValueStore | None = None,
+    ) -> Tensor:
+        """x (B, T, d) → (B, T, d)."""
+        normed = self.norm1(x)
+        attended = self.post_norm1(self.attention(normed, visibility, turn, store))
+        u = x + self.dropout(attended)
+        read = {
+            "sequential": lambda: self.norm2(u),
+            "parallel": lambda: self.norm2(x),
+            "parallel_shared_norm": lambda: normed,
+        }[self.residual]()
+        out: Tensor = u + self.dropout(self.post_norm2(self.feedforward(read)))
+        return out
+
+
+class Head(nn.Module):
+    """The projection to the vocabulary, with a matrix of its own or the embedding's.
+
+    Shapes: hidden (..., d) → logits (..., V), softly capped when configured.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        size, d = config.vocab_size, config.d_model
+        self.weight = None if config.tie_head else nn.Parameter(torch.empty(size, d))
+        self.bias = nn.Parameter(torch.empty(size)) if config.head_bias else None
+        self.soft_cap = config.final_soft_cap
+
+    def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
+        """hidden (..., d) → (..., V); `embedding` (V, d) serves when the head is tied to it."""
+        logits = F.linear(hidden, embedding if self.weight is None else self.weight, self.bias)
+        return (
+            logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+        )
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model, put together from a configuration.
+
+    Built with random weights (see `initialise`), or on the meta device for a loader to fill.
+
+        logits = decoder(tokens)                    # (B, T) → (B, T, V)
+        logits = decoder(tokens, cache=cache)       # positions and mask from the cache
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        d = config.d_model
+        self.embedding = nn.Embedding(config.vocab_size, d)
+        self.position_table: LearnedPositions | SinusoidalPositions | None = None
+        if config.position_table == "learned":
+            self.position_table = LearnedPositions(config.max_positions, d)
+        elif config.position_table == "sinusoidal":
+            self.position_table = SinusoidalPositions(d)
+        self.dropout = nn.Dropout(config.input_dropout)
+        self.layers = nn.ModuleList(DecoderLayer(d, layer) for layer in config.layers)
+        self.final_norm = build_norm(config.final_norm, d) if config.final_norm else nn.Identity()
+        self.head = Head(config)
+        self._rotaries = [layer.attention.rotary for layer in config.layers]
+        if self.embedding.weight.device.type != "meta":
+            self.initialise()
+
+    @torch.no_grad()
+    def initialise(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
+        """Fill every parameter anew.
+
+        Matrices and tables are normal with standard deviation `std`; those that write to the
+        residual path (attention's out, feed-forward's down) with std / √(2N), so that the path's
+        variance does not grow with depth (Radford et al. 2019, §2.3). Biases are 0, norms 1.
+        """
+        into_residual = std / (2 * self.config.n_layers) ** 0.5
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif "norm" in name.split(".")[-2]:
+                module = self.get_submodule(name.rpartition(".")[0])
+                parameter.fill_(1.0 - getattr(module, "offset", 0.0))
+            else:
+                narrow = name.endswith(("attention.out.weight", "feedforward.down.weight"))
+                parameter.normal_(0.0, into_residual if narrow else std, generator=generator)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: KVCache | None = None,
+        rotary_length: int | Sequence[int] | None = None,
+        logits: Literal["all", "last"] = "all",
+    ) -> Tensor:
+        """tokens (B, T) → logits (B, T, V), or (B, 1, V) for the last position only.
+
+        positions: (T,) or (B, T), any integers; counted from 0 when left out, padding not
+        counted, and from 0 again in each document.
+        mask: (B, T) for tokens that may be read (false is padding), or (B, T, T), (B, 1, T, T)
+        for pairs; boolean or 0/1. Combined with the causal rule.
+        documents: (B, T), equal numbers belong together and read only each other.
+        cache: what came before. It sets positions and mask; no gradients are recorded.
+        rotary_length: the text length that rules which vary with it shall see (one, or one per
+        row); otherwise the largest position + 1.
+        Raises ValueError for arguments that do not fit each other.
+        """
+        _check_tokens(tokens)
+        if cache is None:
+            hidden = self.hidden(
+                tokens,
+                positions=positions,
+                mask=mask,
+                documents=documents,
+                rotary_length=rotary_length,
+            )
+        else:
+            if positions is not None or documents is not None or rotary_length is not None:
+                raise ValueError(
+                    "a cache sets positions, documents and rotary_length itself; leave them out"
+                )
+            hidden = self._hidden_with_cache(tokens, cache, mask)
+        return self.project(hidden[:, -1:] if logits == "last" else hidden)
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        rotary_length: int | Sequence[int] | None = None,
+    ) -> Tensor:
+        """tokens (B, T) → the last layer's output after the final norm, (B, T, d).
+
+        For a loss that never holds all logits; arguments as in `forward`.
+        """
+        batch, length = tokens.shape
+        readable, allowed = split_mask(mask, batch, length, length)
+        if positions is None:
+            positions = _default_positions(tokens, readable, documents)
+        elif positions.shape not in {(length,), (batch, length)}:
+            raise ValueError(
+                f"positions of shape {tuple(positions.shape)} for tokens of shape "
+                f"{(batch, length)}; they must be (T,) or (B, T)"
+            )
+        visibility = Visibility(
+            n_queries=length,
+            n_keys=length,
+            readable=readable,
+            documents=documents,
+            allowed=allowed,
+        )
+        if rotary_length is None and self._varies:
+            rotary_length = (positions.view(-1, length).amax(-1) + 1).tolist()
+        return self._run(tokens, positions, visibility, rotary_length)
+
+    @torch.no_grad()
+    def _hidden_with_cache(self, tokens: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
+        with cache.step(self.config, tokens, mask) as step:
+            hidden = self._run(
+                step.tokens, step.positions, step.visibility, step.lengths, cache.layers
+            )
+        return hidden[:, -tokens.shape[1] :]
+
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        visibility: Visibility,
+        lengths: int | Sequence[int] | None,
+        stores: Sequence[KeyValueStore] | None = None,
+    ) -> Tensor:
+        x = self.embedding(tokens)
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
+        if self.position_table is not None:
+            x = x + self.position_table(positions, x.dtype)
+        x = self.dropout(x)
+        turns = {
+            rotary: rotation(rotary, positions, lengths=lengths, dtype=x.dtype)
+            for rotary in set(self._rotaries)
+            if rotary is not None
+        }
+        for number, layer in enumerate(self.layers):
+            rotary = self._rotaries[number]
+            turn = None if rotary is None else turns[rotary]
+            x = layer(x, visibility, turn, None if stores is None else stores[number])
+        normed: Tensor = self.final_norm(x)
+        return normed
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """hidden (..., d) → logits (..., V)."""
+        logits: Tensor = self.head(hidden, self.embedding.weight)
+        return logits
+
+    def prefill(
+        self, tokens: Tensor, cache: KVCache, *, mask: Tensor | None = None, chunk: int = 512
+    ) -> Tensor:
+        """Take a long prompt into the cache in chunks → logits of the last position, (B, 1, V).
+
+        Shapes: tokens (B, T), mask (B, T). The memory of activations is that of one chunk.
+        """
+        for start in range(0, tokens.shape[1], chunk):
+            part = slice(start, start + chunk)
+            hidden = self._hidden_with_cache(
+                tokens[:, part], cache, None if mask is None else mask[:, part]
+            )
+        return self.project(hidden[:, -1:])
+
+    @property
+    def _varies(self) -> bool:
+        return any(rotary and varies_with_length(rotary.scaling) for rotary in self._rotaries)
+
+
+def _default_positions(tokens: Tensor, readable: Tensor | None, documents: Tensor | None) -> Tensor:
+    if documents is not None:
+        if documents.shape != tokens.shape:
+            raise ValueError(
+                f"documents of shape {tuple(documents.shape)} for tokens of shape "
+                f"{tuple(tokens.shape)}"
+            )
+        return document_positions(documents)
+    if readable is not None:
+        return counted_positions(readable)
+    return torch.arange(tokens.shape[1], device=tokens.device)
+
+
+def _check_tokens(tokens: Tensor) -> None:
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.numel() == 0:
+        raise ValueError(
+            f"tokens must be integers of shape (B, T), not {tokens.dtype} of shape "
+            f"{tuple(tokens.shape)}"
+        )
