@@ -1,0 +1,201 @@
+"""GGUF files, versions 2 and 3, little-endian: metadata, then tensors in GGML's encodings.
+
+A reader of our own, since a header must not be trusted: every count and length is held against the
+bytes that are left before anything is allocated. Knows nothing of models. Source: ggml's
+`docs/gguf.md`; the block formats are the gguf library's.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from armillary.checkpoints.tensors import StoredTensor, encoded_bytes
+from armillary.errors import CheckpointError
+from armillary.files import map_file
+
+MAGIC = b"GGUF"
+_MAX_DIMENSIONS = 4
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_NUMBERS: dict[int, np.dtype[Any]] = {
+    0: np.dtype("<u1"),
+    1: np.dtype("<i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    _BOOL: np.dtype("<u1"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """What one file holds. Metadata values are Python's own: int, float, bool, str and lists."""
+
+    path: Path
+    version: int
+    metadata: dict[str, object]
+    tensors: dict[str, StoredTensor]
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Read the header and map the tensors.
+
+    Raises CheckpointError for every way in which the header is wrong or the file too short for it.
+    """
+    data = map_file(path)
+    cursor = _Cursor(data, path)
+    version = _version(cursor)
+    n_tensors, n_keys = cursor.uint64(), cursor.uint64()
+    metadata: dict[str, object] = {}
+    for _ in range(n_keys):
+        key = cursor.string("a key")
+        if key in metadata:
+            raise cursor.fault(f"key {key!r} stands there twice")
+        metadata[key] = cursor.value(key)
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise cursor.fault(f"general.alignment is {alignment!r:.80}; it must be a power of two")
+    entries = [_TensorEntry.read(cursor) for _ in range(n_tensors)]
+    start = -(-cursor.position // alignment) * alignment
+    tensors: dict[str, StoredTensor] = {}
+    for entry in entries:
+        if entry.name in tensors:
+            raise cursor.fault(f"tensor {entry.name!r} stands there twice")
+        tensors[entry.name] = entry.mapped(data, start, alignment, path)
+    _check_overlap(entries, tensors, path)
+    return GGUFFile(path, version, metadata, tensors)
+
+
+def _version(cursor: "_Cursor") -> int:
+    magic = bytes(cursor.take(4))
+    if magic != MAGIC:
+        raise cursor.fault(f"is no GGUF file: it begins with {magic!r}")
+    version = cursor.uint32()
+    if version in {2, 3}:
+        return version
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in {1, 2, 3}:
+        raise cursor.fault("is a big-endian GGUF file; only little-endian ones are read")
+    raise cursor.fault(f"is of GGUF version {version}; versions 2 and 3 are read")
+
+
+class _Cursor:
+    """A place in the file; whoever reads on asks it, and it never goes past the end."""
+
+    def __init__(self, data: NDArray[np.uint8], path: Path) -> None:
+        self.position = 0
+        # Slices of a memoryview are several times cheaper than NumPy's, and a vocabulary has many.
+        self._data = data.data
+        self._path = path
+
+    def fault(self, message: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}: {message}")
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self._data) - self.position:
+            raise self.fault(
+                f"is cut off: {size} bytes are due at byte {self.position}, "
+                f"{len(self._data) - self.position} are left"
+            )
+        self.position += size
+        return self._data[self.position - size : self.position]
+
+    def uint32(self) -> int:
+        return int.from_bytes(self.take(4), "little")
+
+    def uint64(self) -> int:
+        return int.from_bytes(self.take(8), "little")
+
+    def string(self, what: str) -> str:
+        text = self.take(self.uint64())
+        try:
+            return str(text, "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fault(f"{what} is not UTF-8, before byte {self.position}") from error
+
+    def value(self, key: str) -> object:
+        kind = self.uint32()
+        if kind == _STRING:
+            return self.string(f"the value of {key!r}")
+        if kind == _ARRAY:
+            return self._array(key)
+        return self._numbers(key, kind, 1)[0]
+
+    def _array(self, key: str) -> list[object]:
+        kind, count = self.uint32(), self.uint64()
+        if kind == _ARRAY:
+            raise self.fault(f"{key!r} is an array of arrays, which is not supported")
+        if kind == _STRING:
+            what = f"an item of {key!r}"
+            return [self.string(what) for _ in range(count)]
+        return self._numbers(key, kind, count)
+
+    def _numbers(self, key: str, kind: int, count: int) -> list[object]:
+        if kind not in _NUMBERS:
+            raise self.fault(f"{key!r} has the unknown value type {kind}")
+        numbers = np.frombuffer(self.take(count * _NUMBERS[kind].itemsize), dtype=_NUMBERS[kind])
+        values: list[object] = numbers.tolist()
+        return [bool(value) for value in values] if kind == _BOOL else values
+
+
+@dataclass(frozen=True)
+class _TensorEntry:
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+    @classmethod
+    def read(cls, cursor: _Cursor) -> "_TensorEntry":
+        name = cursor.string("a tensor's name")
+        n_dimensions = cursor.uint32()
+        if n_dimensions > _MAX_DIMENSIONS:
+            raise cursor.fault(
+                f"tensor {name!r} has {n_dimensions} dimensions; at most {_MAX_DIMENSIONS} are read"
+            )
+        # The file says the fastest dimension first, torch says it last.
+        shape = tuple(cursor.uint64() for _ in range(n_dimensions))[::-1]
+        return cls(name, shape, cursor.uint32(), cursor.uint64())
+
+    def mapped(
+        self, data: NDArray[np.uint8], start: int, alignment: int, path: Path
+    ) -> StoredTensor:
+        where = f"{path}: tensor {self.name!r}"
+        try:
+            encoding = gguf.GGMLQuantizationType(self.kind).name
+        except ValueError as error:
+            raise CheckpointError(f"{where} has the unknown type {self.kind}") from error
+        try:
+            size = encoded_bytes(self.shape, encoding)
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from error
+        if self.offset % alignment:
+            raise CheckpointError(
+                f"{where} begins at {self.offset}, no multiple of the alignment {alignment}"
+            )
+        begin = start + self.offset
+        if begin + size > data.size:
+            raise CheckpointError(
+                f"{where}: is cut off: {math.prod(self.shape)} numbers in {encoding} at byte "
+                f"{begin}, the file has {data.size} bytes"
+            )
+        return StoredTensor(self.name, self.shape, encoding, data[begin : begin + size], str(path))
+
+
+def _check_overlap(
+    entries: list[_TensorEntry], tensors: dict[str, StoredTensor], path: Path
+) -> None:
+    reached = 0
+    for entry in sorted(entries, key=lambda entry: entry.offset):
+        size = tensors[entry.name].nbytes
+        if size and entry.offset < reached:
+            raise CheckpointError(f"{path}: tensor {entry.name!r} overlaps the one before it")
+        reached = max(reached, entry.offset + size)

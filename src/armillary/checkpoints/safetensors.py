@@ -1,0 +1,247 @@
+"""safetensors files: a JSON header, then the bytes of the tensors without a gap.
+
+Reading is a parser of our own: the safetensors library checks offsets as strictly, but passes
+duplicate keys and gives NumPy no BF16, and mapping needs the offsets that it keeps to itself.
+Sizes are held against the file's before anything is allocated. Source: safetensors' README,
+"Format".
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, block_size, encoded_bytes
+from armillary.errors import CheckpointError
+from armillary.files import (
+    inside_directory,
+    map_file,
+    parse_json,
+    read_json,
+    write_atomically,
+    write_json,
+)
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# The safetensors library's own limit.
+_HEADER_LIMIT = 100_000_000
+_MAX_DIMENSIONS = 16
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Map the tensors of one file, by name, in the order of the header.
+
+    Raises CheckpointError for every way in which header and file disagree, and for a tensor of a
+    type that is not F64, F32, F16 or BF16.
+    """
+    data = map_file(path)
+    header, start = _header(data, path)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ must map names to strings")
+    tensors = {}
+    spans: list[tuple[int, int, str]] = []
+    body = data.size - start
+    for name, entry in header.items():
+        encoding, shape, begin, end = _entry(f"{path}: tensor {name!r}", entry, body)
+        spans.append((begin, end, name))
+        chunk = data[start + begin : start + end]
+        tensors[name] = StoredTensor(name, shape, encoding, chunk, str(path))
+    _check_cover(spans, body, path)
+    return tensors
+
+
+def _header(data: NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], int]:
+    if data.size < 8:
+        raise CheckpointError(f"{path}: is no safetensors file: {data.size} bytes, 8 at least")
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if length > _HEADER_LIMIT:
+        raise CheckpointError(
+            f"{path}: is no safetensors file: a header of {length} bytes, "
+            f"{_HEADER_LIMIT} are allowed"
+        )
+    if 8 + length > data.size:
+        raise CheckpointError(
+            f"{path}: is cut off: the header takes {length} bytes, {data.size - 8} are there"
+        )
+    return parse_json(data[8 : 8 + length].tobytes(), f"{path} (header)"), 8 + length
+
+
+def _entry(where: str, entry: object, body: int) -> tuple[str, tuple[int, ...], int, int]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{where} must have dtype, shape and data_offsets, and only these")
+    encoding, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(encoding, str) or encoding not in _ITEM_BYTES:
+        raise CheckpointError(
+            f"{where} has dtype {encoding!r:.80}; supported are {', '.join(_ITEM_BYTES)}"
+        )
+    if not _are_sizes(shape):
+        raise CheckpointError(f"{where}: shape must be a list of whole numbers, not {shape!r:.80}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{where}: data_offsets must be two whole numbers")
+    begin, end = offsets
+    if begin > end:
+        raise CheckpointError(f"{where} begins at {begin}, after its end at {end}")
+    if end > body:
+        raise CheckpointError(f"{where} ends at byte {end}, the file's data at {body}")
+    if end - begin != math.prod(shape) * _ITEM_BYTES[encoding]:
+        raise CheckpointError(
+            f"{where} takes {end - begin} bytes, which is not what {shape} of {encoding} needs"
+        )
+    return encoding, tuple(shape), begin, end
+
+
+def _are_sizes(values: object) -> bool:
+    if not isinstance(values, list) or len(values) > _MAX_DIMENSIONS:
+        return False
+    return all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _check_cover(spans: list[tuple[int, int, str]], body: int, path: Path) -> None:
+    """Every byte after the header belongs to one tensor."""
+    reached = 0
+    for begin, end, name in sorted(spans):
+        if begin != reached:
+            fault = "overlaps the one before it" if begin < reached else "leaves a gap before it"
+            raise CheckpointError(f"{path}: tensor {name!r} {fault}, at byte {min(begin, reached)}")
+        reached = end
+    if reached != body:
+        raise CheckpointError(f"{path}: {body - reached} bytes follow the last tensor")
+
+
+def read_sharded(
+    directory: Path, allow_missing: bool = False
+) -> tuple[dict[str, StoredTensor], list[str]]:
+    """Map the tensors of a directory, and return with them notices about what was left out.
+
+    `model.safetensors` is taken when it is there, as transformers does, else the shards that
+    `model.safetensors.index.json` names. `allow_missing` loads the shards that are there.
+    Raises CheckpointError when the index and the shards disagree.
+    """
+    if (directory / SINGLE).is_file():
+        notices = _unlisted(directory, {SINGLE})
+        if (directory / INDEX).is_file():
+            notices.append(f"{INDEX} is not used, since {SINGLE} is there")
+        return read_safetensors(directory / SINGLE), notices
+    index = directory / INDEX
+    if not index.is_file():
+        raise CheckpointError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
+    placed = _weight_map(index)
+    tensors: dict[str, StoredTensor] = {}
+    notices = _unlisted(directory, set(placed.values()))
+    for shard in dict.fromkeys(placed.values()):
+        path = directory / shard
+        if not path.is_file():
+            if not allow_missing:
+                raise CheckpointError(
+                    f"{INDEX}: shard {shard} is named but not there; fetch it beside the index, "
+                    "or load only what is there with --allow-missing (weights stay unset)"
+                )
+            notices.append(f"shard {shard} is not there; its weights stay unset")
+            continue
+        found = read_safetensors(path)
+        _check_shard(found, shard, placed, tensors)
+        tensors.update(found)
+    return tensors, notices
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise CheckpointError(f"{index}: weight_map must name the shard of each tensor")
+    for name, shard in placed.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{index}: the shard of {name!r} must be a file's name")
+        inside_directory(shard, f"{index}: the shard of {name!r}")
+    return placed
+
+
+def _check_shard(
+    found: dict[str, StoredTensor],
+    shard: str,
+    placed: dict[str, str],
+    tensors: dict[str, StoredTensor],
+) -> None:
+    for name in found:
+        if name in tensors:
+            first = Path(tensors[name].where).name
+            raise CheckpointError(f"{shard}: tensor {name!r} is in {first} as well")
+        if placed.get(name) != shard:
+            there = f"places it in {placed[name]}" if name in placed else "does not name it"
+            raise CheckpointError(f"{shard}: holds tensor {name!r}, but {INDEX} {there}")
+    for name, home in placed.items():
+        if home == shard and name not in found:
+            raise CheckpointError(f"{shard}: lacks tensor {name!r}, which {INDEX} places there")
+
+
+def _unlisted(directory: Path, listed: set[str]) -> list[str]:
+    extra = sorted({path.name for path in directory.glob("*.safetensors")} - listed)
+    return [f"{name} is not in the index and was not loaded" for name in extra]
+
+
+def write_safetensors(path: Path, tensors: Iterable[TensorToWrite]) -> None:
+    """Write tensors to one file, atomically, holding one chunk at a time.
+
+    Wider numbers come first, so that each tensor lies at a multiple of its number's size.
+    Raises ValueError for a name that comes twice, an encoding that safetensors has not, and chunks
+    that do not add up to the tensor.
+    """
+    ordered = sorted(tensors, key=lambda tensor: -block_size(tensor.encoding)[1])
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, encoding, shape, _ in ordered:
+        if name in header or encoding not in _ITEM_BYTES:
+            fault = "comes twice" if name in header else f"cannot be stored as {encoding}"
+            raise ValueError(f"{path}: tensor {name!r} {fault}")
+        end = offset + encoded_bytes(shape, encoding)
+        header[name] = {"dtype": encoding, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with write_atomically(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in ordered:
+            written = sum(file.write(memoryview(chunk).cast("B")) for chunk in tensor.chunks)
+            needed = encoded_bytes(tensor.shape, tensor.encoding)
+            if written != needed:
+                raise ValueError(f"{tensor.name}: {written} bytes were given, {needed} needed")
+
+
+def write_sharded(
+    directory: Path, tensors: Sequence[TensorToWrite], max_shard_bytes: int | None = None
+) -> None:
+    """Write `model.safetensors`, or shards of at most `max_shard_bytes` and their index.
+
+    A tensor that is larger than a shard may be has one to itself.
+    """
+    shards = list(_shards(tensors, max_shard_bytes))
+    if len(shards) == 1:
+        write_safetensors(directory / SINGLE, shards[0])
+        return
+    placed = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_safetensors(directory / name, shard)
+        placed.update({tensor.name: name for tensor in shard})
+    total = sum(encoded_bytes(tensor.shape, tensor.encoding) for tensor in tensors)
+    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+
+
+def _shards(tensors: Sequence[TensorToWrite], limit: int | None) -> Iterator[list[TensorToWrite]]:
+    shard: list[TensorToWrite] = []
+    size = 0
+    for tensor in tensors:
+        more = encoded_bytes(tensor.shape, tensor.encoding)
+        if shard and limit is not None and size + more > limit:
+            yield shard
+            shard, size = [], 0
+        shard.append(tensor)
+        size += more
+    yield shard

@@ -1,0 +1,202 @@
+"""A tensor as it lies in a file, and the ways to float32 and back.
+
+Knows the number encodings (GGML's names) and nothing of file formats or models. Nothing is
+copied until it is asked for, and then by blocks of rows, so that reading costs the result and
+little else.
+"""
+
+import functools
+import math
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from armillary.errors import CheckpointError
+
+# Elements handled at once: 1 MiB as float32, small beside any weight.
+_BLOCK_ELEMENTS = 1 << 18
+
+_PLAIN: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+
+@functools.cache
+def block_size(encoding: str) -> tuple[int, int]:
+    """Elements of a block and its bytes; (1, bytes of an element) for plain numbers.
+
+    Raises CheckpointError for an encoding that cannot be brought to float32.
+    Source: ggml, `ggml-common.h`, as tabled by the gguf library.
+    """
+    if encoding in _PLAIN:
+        return 1, _PLAIN[encoding].itemsize
+    kind = gguf.GGMLQuantizationType.__members__.get(encoding)
+    if kind is not None:
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        try:
+            gguf.quants.dequantize(np.zeros((1, size), dtype=np.uint8), kind)
+        except NotImplementedError:
+            pass
+        else:
+            return elements, size
+    raise CheckpointError(
+        f"encoding {encoding} cannot be read as weights; supported are F64, F32, F16, BF16, Q4_0, "
+        "Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K and whatever else the gguf library dequantises"
+    )
+
+
+def encoded_bytes(shape: Sequence[int], encoding: str) -> int:
+    """Bytes that a tensor takes. Raises CheckpointError when a row is no whole count of blocks."""
+    elements, size = block_size(encoding)
+    width = shape[-1] if shape else 1
+    if width % elements:
+        raise CheckpointError(
+            f"a row of {width} is no multiple of the {elements} elements in a block of {encoding}"
+        )
+    return math.prod(shape) // elements * size
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """A named array in the encoding of its file.
+
+    `shape` is row-major, as torch says it; `data` the flat bytes, usually memory-mapped; `where`
+    the file, for messages. `row_order`, when there, says which stored row comes at each place:
+    blocks run along a row, so rows can change places in any encoding.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: str
+    data: NDArray[np.uint8]
+    where: str
+    row_order: NDArray[np.intp] | None = None
+
+    def __post_init__(self) -> None:
+        expected = encoded_bytes(self.shape, self.encoding)
+        if self.data.nbytes != expected:
+            raise ValueError(f"{self.name}: {self.data.nbytes} bytes given, {expected} needed")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return int(self.data.nbytes)
+
+    @property
+    def n_rows(self) -> int:
+        """Slices along the first dimension; 1 for a scalar and for a vector stored in blocks."""
+        vector_of_blocks = len(self.shape) == 1 and block_size(self.encoding)[0] > 1
+        return self.shape[0] if self.shape and not vector_of_blocks else 1
+
+    def renamed(self, name: str) -> "StoredTensor":
+        """Return the same tensor under another name."""
+        return replace(self, name=name)
+
+    def reordered(self, row_order: NDArray[np.intp]) -> "StoredTensor":
+        """Return the tensor with row i taken from row `row_order[i]` of this one."""
+        if len(row_order) != self.n_rows:
+            raise CheckpointError(
+                f"{self.where}: {self.name} has {self.n_rows} rows in {self.encoding}, "
+                f"{len(row_order)} are to change places"
+            )
+        before = self.row_order
+        return replace(self, row_order=row_order if before is None else before[row_order])
+
+    def stored_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return rows start ≤ i < stop in their encoding, `row_order` applied: (rows, bytes)."""
+        if not 0 <= start <= stop <= self.n_rows:
+            raise ValueError(f"{self.name}: rows {start} to {stop} of {self.n_rows} asked for")
+        rows = self.data.reshape(self.n_rows, -1) if self.n_rows else self.data.reshape(0, 0)
+        return rows[start:stop] if self.row_order is None else rows[self.row_order[start:stop]]
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return rows start ≤ i < stop along the first dimension as float32."""
+        numbers = _decode(self.stored_rows(start, stop), self.encoding)
+        return numbers.reshape(self.shape if self.n_rows == 1 else (stop - start, *self.shape[1:]))
+
+    def to_float32(self) -> NDArray[np.float32]:
+        """Return the whole tensor as a new float32 array; the pages that were read are released."""
+        result = np.empty(self.shape, dtype=np.float32)
+        flat = result.reshape(max(self.n_rows, 1), -1) if result.size else result
+        for start, stop in self.row_blocks():
+            flat[start:stop] = self.rows(start, stop).reshape(stop - start, -1)
+        self.release()
+        return result
+
+    def row_blocks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of rows, each of about a MiB as float32."""
+        width = max(1, math.prod(self.shape) // max(1, self.n_rows))
+        step = max(1, _BLOCK_ELEMENTS // width)
+        for start in range(0, self.n_rows, step):
+            yield start, min(start + step, self.n_rows)
+
+    def encoded(self, encoding: str) -> Iterator[NDArray[np.uint8]]:
+        """Yield the bytes of the tensor in a plain encoding, block of rows by block of rows."""
+        for start, stop in self.row_blocks():
+            if encoding == self.encoding:
+                yield self.stored_rows(start, stop).reshape(-1)
+            else:
+                yield encode(self.rows(start, stop), encoding)
+        self.release()
+
+    def release(self) -> None:
+        """Give back the memory of the file's pages that were read; reading again brings them back.
+
+        Otherwise a model that is read and kept in another type counts twice until memory runs
+        short. Does nothing for tensors that are not memory-mapped.
+        """
+        mapping = getattr(self.data, "_mmap", None)
+        if mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        begin = self.data.ctypes.data - np.frombuffer(mapping, dtype=np.uint8).ctypes.data
+        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (begin + self.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last:
+            mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+class TensorToWrite(NamedTuple):
+    """What a writer needs: `chunks` gives the bytes in order and is asked for once, when due."""
+
+    name: str
+    encoding: str
+    shape: tuple[int, ...]
+    chunks: Iterable[Any]
+
+
+def to_write(tensor: StoredTensor, encoding: str) -> TensorToWrite:
+    """Return what a writer needs to write a stored tensor in a plain encoding."""
+    return TensorToWrite(tensor.name, encoding, tensor.shape, tensor.encoded(encoding))
+
+
+def _decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
+    """(rows, bytes) → (rows, elements) in float32, a new array."""
+    if encoding == "BF16":
+        # A bfloat16 is the upper half of the float32 of the same value.
+        return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    if encoding in _PLAIN:
+        return np.asarray(rows.view(_PLAIN[encoding]).astype(np.float32))
+    numbers = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[encoding])
+    return np.asarray(numbers, dtype=np.float32)
+
+
+def encode(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
+    """Return float32 numbers as the bytes of a plain encoding, rounded to nearest even."""
+    numbers = np.ascontiguousarray(numbers, dtype=np.float32)
+    if encoding == "BF16":
+        bits = numbers.reshape(-1).view(np.uint32)
+        rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+        # Adding to a NaN's bits may carry into its sign or make it infinite.
+        halves = np.where(np.isnan(numbers.reshape(-1)), 0x7FC0, rounded)
+        return halves.astype("<u2").view(np.uint8)
+    if encoding not in _PLAIN:
+        raise ValueError(f"numbers can be written as {', '.join(_PLAIN)}, not {encoding}")
+    return np.asarray(numbers.reshape(-1).astype(_PLAIN[encoding]).view(np.uint8))
