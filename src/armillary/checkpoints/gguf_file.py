@@ -58,8 +58,10 @@ def read_gguf(path: Path) -> GGUFFile:
     metadata: dict[str, object] = {}
     for _ in range(n_keys):
         key = cursor.string("a key")
+        if not key:
+            raise cursor.fault("has a key without a name")
         if key in metadata:
-            raise cursor.fault(f"key {key!r} stands there twice")
+            raise cursor.fault(f"key {key!r:.80} stands there twice")
         metadata[key] = cursor.value(key)
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
@@ -69,7 +71,7 @@ def read_gguf(path: Path) -> GGUFFile:
     tensors: dict[str, StoredTensor] = {}
     for entry in entries:
         if entry.name in tensors:
-            raise cursor.fault(f"tensor {entry.name!r} stands there twice")
+            raise cursor.fault(f"tensor {entry.name!r:.80} stands there twice")
         tensors[entry.name] = entry.mapped(data, start, alignment, path)
     _check_overlap(entries, tensors, path)
     return GGUFFile(path, version, metadata, tensors)
@@ -124,7 +126,7 @@ class _Cursor:
     def value(self, key: str) -> object:
         kind = self.uint32()
         if kind == _STRING:
-            return self.string(f"the value of {key!r}")
+            return self.string(f"the value of {key!r:.80}")
         if kind == _ARRAY:
             return self._array(key)
         return self._numbers(key, kind, 1)[0]
@@ -132,15 +134,15 @@ class _Cursor:
     def _array(self, key: str) -> list[object]:
         kind, count = self.uint32(), self.uint64()
         if kind == _ARRAY:
-            raise self.fault(f"{key!r} is an array of arrays, which is not supported")
+            raise self.fault(f"{key!r:.80} is an array of arrays, which is not supported")
         if kind == _STRING:
-            what = f"an item of {key!r}"
+            what = f"an item of {key!r:.80}"
             return [self.string(what) for _ in range(count)]
         return self._numbers(key, kind, count)
 
     def _numbers(self, key: str, kind: int, count: int) -> list[object]:
         if kind not in _NUMBERS:
-            raise self.fault(f"{key!r} has the unknown value type {kind}")
+            raise self.fault(f"{key!r:.80} has the unknown value type {kind}")
         numbers = np.frombuffer(self.take(count * _NUMBERS[kind].itemsize), dtype=_NUMBERS[kind])
         values: list[object] = numbers.tolist()
         return [bool(value) for value in values] if kind == _BOOL else values
@@ -159,7 +161,7 @@ class _TensorEntry:
         n_dimensions = cursor.uint32()
         if n_dimensions > _MAX_DIMENSIONS:
             raise cursor.fault(
-                f"tensor {name!r} has {n_dimensions} dimensions; at most {_MAX_DIMENSIONS} are read"
+                f"tensor {name!r:.80} has {n_dimensions} dimensions; at most {_MAX_DIMENSIONS} are read"
             )
         # The file says the fastest dimension first, torch says it last.
         shape = tuple(cursor.uint64() for _ in range(n_dimensions))[::-1]
@@ -168,7 +170,7 @@ class _TensorEntry:
     def mapped(
         self, data: NDArray[np.uint8], start: int, alignment: int, path: Path
     ) -> StoredTensor:
-        where = f"{path}: tensor {self.name!r}"
+        where = f"{path}: tensor {self.name!r:.80}"
         try:
             encoding = gguf.GGMLQuantizationType(self.kind).name
         except ValueError as error:
@@ -197,5 +199,5 @@ def _check_overlap(
     for entry in sorted(entries, key=lambda entry: entry.offset):
         size = tensors[entry.name].nbytes
         if size and entry.offset < reached:
-            raise CheckpointError(f"{path}: tensor {entry.name!r} overlaps the one before it")
+            raise CheckpointError(f"{path}: tensor {entry.name!r:.80} overlaps the one before it")
         reached = max(reached, entry.offset + size)

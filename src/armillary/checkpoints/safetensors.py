@@ -50,7 +50,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     spans: list[tuple[int, int, str]] = []
     body = data.size - start
     for name, entry in header.items():
-        encoding, shape, begin, end = _entry(f"{path}: tensor {name!r}", entry, body)
+        encoding, shape, begin, end = _entry(f"{path}: tensor {name!r:.80}", entry, body)
         spans.append((begin, end, name))
         chunk = data[start + begin : start + end]
         tensors[name] = StoredTensor(name, shape, encoding, chunk, str(path))
@@ -110,7 +110,9 @@ def _check_cover(spans: list[tuple[int, int, str]], body: int, path: Path) -> No
     for begin, end, name in sorted(spans):
         if begin != reached:
             fault = "overlaps the one before it" if begin < reached else "leaves a gap before it"
-            raise CheckpointError(f"{path}: tensor {name!r} {fault}, at byte {min(begin, reached)}")
+            raise CheckpointError(
+                f"{path}: tensor {name!r:.80} {fault}, at byte {min(begin, reached)}"
+            )
         reached = end
     if reached != body:
         raise CheckpointError(f"{path}: {body - reached} bytes follow the last tensor")
@@ -158,8 +160,8 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError(f"{index}: weight_map must name the shard of each tensor")
     for name, shard in placed.items():
         if not isinstance(shard, str):
-            raise CheckpointError(f"{index}: the shard of {name!r} must be a file's name")
-        inside_directory(shard, f"{index}: the shard of {name!r}")
+            raise CheckpointError(f"{index}: the shard of {name!r:.80} must be a file's name")
+        inside_directory(shard, f"{index}: the shard of {name!r:.80}")
     return placed
 
 
@@ -172,13 +174,13 @@ def _check_shard(
     for name in found:
         if name in tensors:
             first = Path(tensors[name].where).name
-            raise CheckpointError(f"{shard}: tensor {name!r} is in {first} as well")
+            raise CheckpointError(f"{shard}: tensor {name!r:.80} is in {first} as well")
         if placed.get(name) != shard:
             there = f"places it in {placed[name]}" if name in placed else "does not name it"
-            raise CheckpointError(f"{shard}: holds tensor {name!r}, but {INDEX} {there}")
+            raise CheckpointError(f"{shard}: holds tensor {name!r:.80}, but {INDEX} {there}")
     for name, home in placed.items():
         if home == shard and name not in found:
-            raise CheckpointError(f"{shard}: lacks tensor {name!r}, which {INDEX} places there")
+            raise CheckpointError(f"{shard}: lacks tensor {name!r:.80}, which {INDEX} places there")
 
 
 def _unlisted(directory: Path, listed: set[str]) -> list[str]:
@@ -199,7 +201,7 @@ def write_safetensors(path: Path, tensors: Iterable[TensorToWrite]) -> None:
     for name, encoding, shape, _ in ordered:
         if name in header or encoding not in _ITEM_BYTES:
             fault = "comes twice" if name in header else f"cannot be stored as {encoding}"
-            raise ValueError(f"{path}: tensor {name!r} {fault}")
+            raise ValueError(f"{path}: tensor {name!r:.80} {fault}")
         end = offset + encoded_bytes(shape, encoding)
         header[name] = {"dtype": encoding, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
