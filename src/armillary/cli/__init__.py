@@ -22,10 +22,11 @@ import typer
 
 from armillary import __version__
 from armillary.cli._options import Debug, Invocation
+from armillary.cli.inspect import inspect
 from armillary.cli.pull import pull
 from armillary.errors import UserError
 
-COMMANDS: tuple[Callable[..., None], ...] = (pull,)
+COMMANDS: tuple[Callable[..., None], ...] = (inspect, pull)
 
 app = typer.Typer(
     name="armillary",
@@ -59,6 +60,7 @@ def _root(
 
     Examples:
       armillary pull smollm2-135m
+      armillary inspect smollm2-135m
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.

@@ -366,7 +366,7 @@ def ranges_text(indices: Sequence[int]) -> str:
     gap = indices[1] - indices[0] if len(indices) > 1 else 1
     if (
         gap > 1
-        and len(indices) > 3
+        and len(indices) > 4
         and list(indices) == list(range(indices[0], indices[-1] + 1, gap))
     ):
         return f"{indices[0]}, {indices[1]}, …, {indices[-1]}"

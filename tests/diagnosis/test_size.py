@@ -1,0 +1,335 @@
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from armillary.config import (
+    AttentionConfig,
+    DecoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    RotaryConfig,
+)
+from armillary.decoder import Decoder
+from armillary.diagnosis.size import (
+    attention_flops,
+    cache_bytes,
+    cache_bytes_per_token,
+    forward_flops,
+    layer_groups,
+    multiplied_parameters,
+    outer_steps,
+    parameter_count,
+    parameter_shapes,
+    ranges_text,
+)
+from armillary.errors import UserError
+from armillary.parts.kv_cache import KVCache
+
+LAYER_NORM = NormConfig(kind="layer", bias=True)
+
+
+def attention(**options: object) -> AttentionConfig:
+    """Unequal sizes, so that h, h_kv, d_h and d cannot stand in for each other."""
+    return AttentionConfig(n_heads=6, n_kv_heads=2, d_head=10, **options)
+
+
+def layer(
+    attention_options: dict[str, object] | None = None,
+    feedforward_options: dict[str, object] | None = None,
+    **options: object,
+) -> LayerConfig:
+    return LayerConfig(
+        attention=attention(**(attention_options or {})),
+        feedforward=FeedForwardConfig(d_ff=24, **(feedforward_options or {})),
+        **options,
+    )
+
+
+def decoder_config(*layers: LayerConfig, **options: object) -> DecoderConfig:
+    return DecoderConfig(vocab_size=61, d_model=40, max_positions=32, layers=layers, **options)
+
+
+def switched_configs() -> Iterator[tuple[str, DecoderConfig]]:
+    """Every part switched, alone."""
+    for name, one_layer in {
+        "plain": layer(),
+        "qkv bias": layer({"qkv_bias": True}),
+        "out bias": layer({"out_bias": True}),
+        "qk norm": layer({"qk_norm": NormConfig()}),
+        "qk layer norm": layer({"qk_norm": LAYER_NORM}),
+        "rotation": layer({"rotary": RotaryConfig(d_rotary=6)}),
+        "window and cap": layer({"window": 4, "soft_cap": 20.0}),
+        "feed-forward bias": layer(None, {"bias": True}),
+        "fused": layer(None, {"fused": True}),
+        "fused with bias": layer(None, {"fused": True, "bias": True}),
+        "mlp": layer(None, {"kind": "mlp", "activation": "relu"}),
+        "mlp with bias": layer(None, {"kind": "mlp", "bias": True}),
+        "layer norm": layer(norm=LAYER_NORM),
+        "layer norm without bias": layer(norm=NormConfig(kind="layer")),
+        "post norm": layer(norm_placement="post"),
+        "sandwich norm": layer(norm_placement="sandwich", norm=LAYER_NORM),
+        "parallel": layer(residual="parallel"),
+        "parallel post": layer(residual="parallel", norm_placement="post"),
+        "parallel sandwich": layer(residual="parallel", norm_placement="sandwich"),
+        "parallel, shared norm": layer(residual="parallel_shared_norm"),
+    }.items():
+        yield name, decoder_config(one_layer)
+    for name, options in {
+        "tied": {"tie_head": True},
+        "head bias": {"head_bias": True},
+        "tied with bias": {"tie_head": True, "head_bias": True},
+        "learned positions": {"position_table": "learned"},
+        "sinusoidal positions": {"position_table": "sinusoidal"},
+        "no final norm": {"final_norm": None},
+        "final layer norm": {"final_norm": LAYER_NORM},
+        "scales": {"embedding_scale": 6.0, "final_soft_cap": 30.0},
+    }.items():
+        yield name, decoder_config(layer(), **options)
+    kinds = (layer({"window": 4}), layer(None, {"kind": "mlp"}), layer(residual="parallel"))
+    yield "different layers", decoder_config(*kinds, *kinds)
+
+
+SWITCHED = dict(switched_configs())
+ONE_LAYER = DecoderConfig(
+    vocab_size=16,
+    d_model=8,
+    max_positions=32,
+    layers=(
+        LayerConfig(
+            attention=AttentionConfig(
+                n_heads=2, n_kv_heads=2, d_head=4, rotary=RotaryConfig(d_rotary=4)
+            ),
+            feedforward=FeedForwardConfig(d_ff=16),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_parameters_are_those_of_the_decoder(name):
+    config = SWITCHED[name]
+    with torch.device("meta"):
+        built = {
+            ours.replace("head_bias", "head.bias"): tuple(parameter.shape)
+            for ours, parameter in Decoder(config).named_parameters()
+        }
+    assert parameter_shapes(config) == built
+    assert parameter_count(config) == sum(math.prod(shape) for shape in built.values())
+
+
+def test_steps_and_shapes_of_the_specification():
+    """The table of spec §7, in its order."""
+    (group,) = layer_groups(ONE_LAYER, batch=2, length=3)
+    assert [
+        (
+            step.name,
+            [weight.written_shape for weight in step.weights],
+            [(output.name, output.shape) for output in step.outputs],
+        )
+        for step in group.steps
+    ] == [
+        ("norm 1", [(8,)], [("", (2, 3, 8))]),
+        ("q, k, v projections", [(8, 8)] * 3, [("", (2, 3, 8))] * 3),
+        ("split heads, rotate q and k", [], [("", (2, 2, 3, 4))] * 3),
+        ("causal attention", [], [("scores", (2, 2, 3, 3)), ("result", (2, 2, 3, 4))]),
+        ("join heads, output projection, residual", [(8, 8)], [("", (2, 3, 8))]),
+        ("norm 2", [(8,)], [("", (2, 3, 8))]),
+        ("gate and up", [(8, 16)] * 2, [("", (2, 3, 16))] * 2),
+        ("SiLU, product, down", [(16, 8)], [("", (2, 3, 8))]),
+        ("residual", [], [("", (2, 3, 8))]),
+    ]
+    assert group.parameters_each == 256 + 384 + 16 == 656
+
+
+def test_matrices_are_written_in_out_and_tables_as_they_are():
+    (group,) = layer_groups(decoder_config(layer()), 1, 1)
+    shapes = {w.name: w.written_shape for step in group.steps for w in step.weights}
+    assert shapes["attention.q.weight"] == (40, 60)
+    assert shapes["attention.k.weight"] == (40, 20)
+    assert shapes["feedforward.down.weight"] == (24, 40)
+    outside = outer_steps(decoder_config(layer(), position_table="learned"), 1, 1)
+    shapes = {w.name: w.written_shape for step in outside for w in step.weights}
+    assert shapes["embedding.weight"] == (61, 40)
+    assert shapes["position_table.weight"] == (32, 40)
+    assert shapes["head.weight"] == (40, 61)
+
+
+@pytest.mark.parametrize(
+    ("one_layer", "steps"),
+    [
+        (layer({"qk_norm": NormConfig()}), ["split heads, norm q and k"]),
+        (
+            layer({"qk_norm": NormConfig(), "rotary": RotaryConfig(d_rotary=6)}),
+            ["split heads, norm q and k", "rotate q and k (6 of 10 channels)"],
+        ),
+        (
+            layer({"window": 4, "soft_cap": 20.0, "dropout": 0.1}),
+            ["split heads", "causal attention, window 4, scores capped at 20, dropout 0.1"],
+        ),
+        (
+            layer(norm_placement="sandwich"),
+            [
+                "norm 1",
+                "join heads, output projection",
+                "post norm 1, residual",
+                "norm 2",
+                "post norm 2",
+                "residual",
+            ],
+        ),
+        (layer(dropout=0.1), ["join heads, output projection, dropout 0.1, residual"]),
+        (
+            layer(residual="parallel"),
+            [
+                "join heads, output projection",
+                "norm 2, of the layer's input",
+                "residual, of both sub-layers",
+            ],
+        ),
+        (layer(residual="parallel_shared_norm"), ["norm 1, read by both sub-layers"]),
+        (layer(None, {"kind": "mlp", "activation": "relu"}), ["up", "ReLU, down"]),
+        (layer(None, {"fused": True}), ["gate and up in one", "SiLU, product, down"]),
+    ],
+)
+def test_what_a_layer_switches_on_is_a_step(one_layer, steps):
+    (group,) = layer_groups(decoder_config(one_layer), 1, 5)
+    names = [step.name for step in group.steps]
+    assert [name for name in names if name in steps] == steps
+
+
+def test_post_norm_reads_the_input_unnormalised():
+    (group,) = layer_groups(decoder_config(layer(norm_placement="post")), 1, 5)
+    names = [step.name for step in group.steps]
+    assert "norm 1" not in names
+    assert "norm 2" not in names
+    assert "post norm 1, residual" in names
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_every_step_ends_in_the_shape_that_the_next_reads(name):
+    """A layer gives what it was given; so do the steps outside, up to the vocabulary."""
+    config = SWITCHED[name]
+    for group in layer_groups(config, 2, 5):
+        assert group.steps[-1].outputs[-1].shape == (2, 5, 40)
+    shapes = [step.outputs[-1].shape for step in outer_steps(config, 2, 5)]
+    assert shapes[:-1] == [(2, 5, 40)] * (len(shapes) - 1)
+    assert shapes[-1] == (2, 5, 61)
+
+
+def test_equal_layers_are_one_group_wherever_they_stand():
+    local, full = layer({"window": 4}), layer()
+    groups = layer_groups(decoder_config(local, full, local, local), 1, 1)
+    assert [group.indices for group in groups] == [(0, 2, 3), (1,)]
+    assert groups[0].parameters == 3 * groups[0].parameters_each
+
+
+def test_smollm2_and_llama_3_have_the_sizes_that_are_published():
+    smollm2 = DecoderConfig.uniform(
+        vocab_size=49152,
+        d_model=576,
+        n_layers=30,
+        n_heads=9,
+        n_kv_heads=3,
+        d_ff=1536,
+        max_positions=8192,
+        tie_head=True,
+    )
+    assert parameter_count(smollm2) == 134_515_008
+    llama = DecoderConfig.uniform(
+        vocab_size=128256,
+        d_model=4096,
+        n_layers=32,
+        n_heads=32,
+        n_kv_heads=8,
+        d_ff=14336,
+        max_positions=8192,
+    )
+    assert parameter_count(llama) == 8_030_261_248
+
+
+def test_a_tied_head_is_counted_once_and_multiplied_with():
+    untied, tied = decoder_config(layer()), decoder_config(layer(), tie_head=True)
+    assert parameter_count(untied) - parameter_count(tied) == 61 * 40
+    assert multiplied_parameters(untied) == multiplied_parameters(tied)
+
+
+def test_cache_bytes_are_those_that_a_cache_allocates():
+    config = decoder_config(layer(), layer({"rotary": RotaryConfig(d_rotary=10)}))
+    cache = KVCache(config, batch=3, capacity=7)
+    Decoder(config).to(torch.bfloat16)(torch.zeros(3, 5, dtype=torch.int64), cache=cache)
+    allocated = sum(store.nbytes for store in cache.layers)
+    assert cache_bytes(config, "bfloat16", length=7, batch=3) == allocated
+    # cases.md 63: key/value heads, never query heads
+    assert cache_bytes_per_token(config, "bfloat16") == 2 * 2 * 2 * 10 * 2
+
+
+def test_a_window_bounds_its_layer_of_the_cache():
+    config = decoder_config(layer({"window": 4}), layer())
+    each = 2 * 2 * 10 * 4
+    assert cache_bytes(config, "float32", 3) == 2 * 3 * each
+    assert cache_bytes(config, "float32", 9) == (4 + 9) * each
+    assert cache_bytes_per_token(config, "float32", 4) == 2 * each
+    assert cache_bytes_per_token(config, "float32", 5) == each
+
+
+@pytest.mark.parametrize("name", ["plain", "qkv bias", "fused with bias", "mlp with bias", "tied"])
+def test_flops_of_a_pass_are_those_that_torch_counts(name):
+    """Torch counts scores for all pairs, as if each of the T tokens read T positions."""
+    config = SWITCHED[name]
+    decoder, tokens = Decoder(config), torch.zeros(2, 7, dtype=torch.int64)
+    assert counted_flops(decoder, tokens) == 2 * 7 * forward_flops(config, 7)
+
+
+def test_flops_of_a_token_after_others_are_those_that_torch_counts():
+    config = decoder_config(layer(), layer({"window": 4}))
+    decoder, cache = Decoder(config), KVCache(config, batch=1, capacity=16)
+    decoder(torch.zeros(1, 8, dtype=torch.int64), cache=cache)
+    ninth = torch.zeros(1, 1, dtype=torch.int64)
+    assert counted_flops(decoder, ninth, cache=cache) == forward_flops(config, 9)
+
+
+def counted_flops(decoder: Decoder, tokens: torch.Tensor, **options: object) -> int:
+    # Of the attention kernels on a CPU, torch counts only the one made of plain products.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        decoder(tokens, **options)
+    return counter.get_total_flops()
+
+
+def test_attention_flops_stop_growing_at_the_window():
+    config = decoder_config(layer({"window": 4}), layer())
+    assert attention_flops(config, 9) == 4 * 6 * 10 * (4 + 9)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(0, 3), (2, 0)])
+def test_sizes_below_one_are_refused(batch, length):
+    with pytest.raises(UserError, match=f"batch is {batch} and length {length}"):
+        layer_groups(ONE_LAYER, batch, length)
+
+
+def test_a_learned_table_bounds_the_length():
+    config = decoder_config(layer(), position_table="learned")
+    layer_groups(config, 1, 32)
+    with pytest.raises(UserError, match="length is 33, but the learned position table ends at 32"):
+        layer_groups(config, 1, 33)
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        ([0], "0"),
+        ([0, 1], "0–1"),
+        (range(30), "0–29"),
+        ([0, 2, 3, 4, 9], "0, 2–4, 9"),
+        ([1, 3], "1, 3"),
+        ([1, 3, 5, 7], "1, 3, 5, 7"),
+        ([1, 3, 5, 7, 9], "1, 3, …, 9"),
+        ([0, 2, 4, 6, 9], "0, 2, 4, 6, 9"),
+    ],
+)
+def test_layer_numbers_in_short(indices, text):
+    assert ranges_text(list(indices)) == text
