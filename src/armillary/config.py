@@ -10,12 +10,18 @@ f = d_ff, V = vocab_size, L = max_positions.
 
 import difflib
 import json
+import re
+import reprlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from armillary.errors import ConfigError
 from armillary.rope_scaling import AnyRopeScaling, Unscaled
@@ -60,7 +66,7 @@ class RotaryConfig(_Strict):
     (i, i + d_rotary/2) when half_split, (2i, 2i + 1) when interleaved.
     """
 
-    d_rotary: Annotated[int, Field(ge=2)]
+    d_rotary: Annotated[int, Field(ge=2, le=1_000_000)]
     base: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10000.0
     layout: Literal["half_split", "interleaved"] = "half_split"
     scaling: Annotated[AnyRopeScaling, Field(discriminator="kind")] = Unscaled()
@@ -71,7 +77,10 @@ class RotaryConfig(_Strict):
             raise ValueError(
                 f"d_rotary is {self.d_rotary}; channels turn in pairs, so make it even"
             )
-        self.scaling.frequencies(self.base, self.d_rotary, length=1)
+        with np.errstate(over="ignore"):
+            frequencies = self.scaling.frequencies(self.base, self.d_rotary, length=1)
+        if not np.isfinite(frequencies).all():
+            raise ValueError("the scaling makes frequencies too large for a number")
         return self
 
 
@@ -103,7 +112,7 @@ class AttentionConfig(_Strict):
             )
         if self.rotary is not None and self.rotary.d_rotary > self.d_head:
             raise ValueError(
-                f"d_rotary {self.rotary.d_rotary} is more than the head's width d_head {self.d_head}"
+                f"d_rotary {self.rotary.d_rotary} is more than a head's width d_head {self.d_head}"
             )
         return self
 
@@ -216,37 +225,34 @@ class DecoderConfig(_Strict):
         multiple of 32. For anything else, `model_copy(update=...)` the layers.
         """
         if d_head is None:
-            if d_model % n_heads:
-                raise ConfigError(
-                    f"d_model {d_model} is no multiple of n_heads {n_heads}; give d_head as well"
-                )
-            d_head = d_model // n_heads
-        norm = NormConfig(eps=eps)
-        layer = LayerConfig(
-            attention=AttentionConfig(
-                n_heads=n_heads,
-                n_kv_heads=n_heads if n_kv_heads is None else n_kv_heads,
-                d_head=d_head,
-                rotary=RotaryConfig(
-                    d_rotary=d_head,
-                    base=rope_base,
-                    layout=rope_layout,
-                    scaling=Unscaled() if rope_scaling is None else rope_scaling,
+            d_head = _equal_heads(d_model, n_heads)
+        with one_line_errors("DecoderConfig.uniform"):
+            norm = NormConfig(eps=eps)
+            layer = LayerConfig(
+                attention=AttentionConfig(
+                    n_heads=n_heads,
+                    n_kv_heads=n_heads if n_kv_heads is None else n_kv_heads,
+                    d_head=d_head,
+                    rotary=RotaryConfig(
+                        d_rotary=d_head,
+                        base=rope_base,
+                        layout=rope_layout,
+                        scaling=Unscaled() if rope_scaling is None else rope_scaling,
+                    ),
                 ),
-            ),
-            feedforward=FeedForwardConfig(
-                d_ff=gated_width(4 * d_model, multiple=32) if d_ff is None else d_ff
-            ),
-            norm=norm,
-        )
-        return cls(
-            vocab_size=vocab_size,
-            d_model=d_model,
-            max_positions=max_positions,
-            layers=(layer,) * n_layers,
-            final_norm=norm,
-            tie_head=tie_head,
-        )
+                feedforward=FeedForwardConfig(
+                    d_ff=gated_width(4 * d_model, multiple=32) if d_ff is None else d_ff
+                ),
+                norm=norm,
+            )
+            return cls(
+                vocab_size=vocab_size,
+                d_model=d_model,
+                max_positions=max_positions,
+                layers=(layer,) * n_layers,
+                final_norm=norm,
+                tie_head=tie_head,
+            )
 
     @classmethod
     def baseline_2017(
@@ -266,36 +272,35 @@ class DecoderConfig(_Strict):
 
         Left out, `d_ff` is four times d_model. Source: Vaswani et al. 2017, §3.
         """
-        if d_model % n_heads:
-            raise ConfigError(f"d_model {d_model} is no multiple of n_heads {n_heads}")
-        norm = NormConfig(kind="layer", bias=True)
-        layer = LayerConfig(
-            attention=AttentionConfig(
-                n_heads=n_heads,
-                n_kv_heads=n_heads,
-                d_head=d_model // n_heads,
-                qkv_bias=True,
-                out_bias=True,
+        with one_line_errors("DecoderConfig.baseline_2017"):
+            norm = NormConfig(kind="layer", bias=True)
+            layer = LayerConfig(
+                attention=AttentionConfig(
+                    n_heads=n_heads,
+                    n_kv_heads=n_heads,
+                    d_head=_equal_heads(d_model, n_heads),
+                    qkv_bias=True,
+                    out_bias=True,
+                    dropout=dropout,
+                ),
+                feedforward=FeedForwardConfig(
+                    kind="mlp",
+                    d_ff=4 * d_model if d_ff is None else d_ff,
+                    activation=activation,
+                    bias=True,
+                ),
+                norm=norm,
                 dropout=dropout,
-            ),
-            feedforward=FeedForwardConfig(
-                kind="mlp",
-                d_ff=4 * d_model if d_ff is None else d_ff,
-                activation=activation,
-                bias=True,
-            ),
-            norm=norm,
-            dropout=dropout,
-        )
-        return cls(
-            vocab_size=vocab_size,
-            d_model=d_model,
-            max_positions=max_positions,
-            layers=(layer,) * n_layers,
-            final_norm=norm,
-            position_table=position_table,
-            input_dropout=dropout,
-        )
+            )
+            return cls(
+                vocab_size=vocab_size,
+                d_model=d_model,
+                max_positions=max_positions,
+                layers=(layer,) * n_layers,
+                final_norm=norm,
+                position_table=position_table,
+                input_dropout=dropout,
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; every key is there, runs of equal layers are written once.
@@ -312,14 +317,20 @@ class DecoderConfig(_Strict):
 
         Raises ConfigError naming the key, what is wrong with it and the nearest known key.
         """
-        expanded = dict(entries)
-        if isinstance(expanded.get("layers"), list):
-            expanded["layers"] = list(_expand(expanded["layers"], where))
+        # An entry is checked once, however often it repeats: its mistakes are told once, and under
+        # its number in the file.
+        once, repeats = _split_repeats(entries, where)
         try:
+            text = json.dumps(once, default=str)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: not plain names and values: {error}") from error
+        with one_line_errors(where):
             # Only its JSON form lets pydantic be strict and still build nested models from dicts.
-            return cls.model_validate_json(json.dumps(expanded))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: {_one_line(error, cls)}") from error
+            config = cls.model_validate_json(text)
+        layers = zip(config.layers, repeats, strict=True)
+        return config.model_copy(
+            update={"layers": tuple(layer for layer, count in layers for _ in range(count))}
+        )
 
     def to_json(self) -> str:
         """`to_dict` as indented JSON."""
@@ -329,8 +340,10 @@ class DecoderConfig(_Strict):
     def from_json(cls, text: str, where: str = "config.json") -> Self:
         """Raises ConfigError for what is not JSON or describes no decoder."""
         try:
-            entries = json.loads(text)
-        except ValueError as error:
+            entries = json.loads(text, object_pairs_hook=_without_duplicates)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: not JSON: {error}") from error
         return cls.from_dict(_mapping(entries, where), where)
 
@@ -342,8 +355,8 @@ class DecoderConfig(_Strict):
     def from_yaml(cls, text: str, where: str = "config.yaml") -> Self:
         """Raises ConfigError for what is not YAML or describes no decoder."""
         try:
-            entries = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            entries = yaml.load(text, Loader=_YamlLoader)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
         return cls.from_dict(_mapping(entries, where), where)
 
@@ -373,68 +386,198 @@ def gated_width(d_ff: int, multiple: int = 1) -> int:
     return -(-2 * d_ff // (3 * multiple)) * multiple
 
 
+def _equal_heads(d_model: int, n_heads: int) -> int:
+    """The width of a head when the heads together are as wide as the model."""
+    if n_heads < 1 or d_model % n_heads:
+        raise ConfigError(
+            f"d_model {d_model} is no multiple of n_heads {n_heads}, so heads need a width of "
+            "their own: d_head"
+        )
+    return d_model // n_heads
+
+
 def _mapping(entries: object, where: str) -> dict[str, Any]:
     if not isinstance(entries, dict) or not all(isinstance(key, str) for key in entries):
         raise ConfigError(f"{where}: a configuration is a mapping of names to values")
     return entries
 
 
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"key {twice!r} is there twice; keep one")
+    return entries
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """Safe YAML in which 1e-5 is a number, as in JSON and YAML 1.2, and no key is there twice."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key.value!r} is there twice; keep one",
+                    problem_mark=key.start_mark,
+                )
+            seen.add(str(key.value))
+        return node
+
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("+-0123456789"),
+)
+
+
 def _runs(layers: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Each run of equal entries as one entry with its `repeat`."""
-    start = 0
-    for end in range(1, len(layers) + 1):
-        if end == len(layers) or layers[end] != layers[start]:
-            count = end - start
-            yield layers[start] if count == 1 else {"repeat": count, **layers[start]}
-            start = end
+    for layer, run in groupby(layers):
+        count = len(list(run))
+        yield layer if count == 1 else {"repeat": count, **layer}
 
 
-def _expand(layers: list[Any], where: str) -> Iterator[Any]:
+def _split_repeats(entries: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[int]]:
+    """The entries with `repeat` taken out of each layer, and how often each layer is meant."""
+    layers = entries.get("layers")
+    if not isinstance(layers, list):
+        return dict(entries), []
+    once, repeats = [], []
     for number, layer in enumerate(layers):
-        if not isinstance(layer, dict) or "repeat" not in layer:
-            yield layer
-            continue
-        count = layer["repeat"]
+        count = layer.get("repeat", 1) if isinstance(layer, dict) else 1
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:
             raise ConfigError(
-                f"{where}: layers.{number}.repeat is {count!r}; it must be between 1 and 10000"
+                f"{where}: layers.{number}.repeat must be a whole number from 1 to 10000, "
+                f"found {reprlib.repr(count)}"
             )
-        yield from [{key: value for key, value in layer.items() if key != "repeat"}] * count
+        repeats.append(count)
+        once.append(
+            {key: value for key, value in layer.items() if key != "repeat"}
+            if isinstance(layer, dict)
+            else layer
+        )
+    return {**entries, "layers": once}, repeats
 
 
-def _one_line(error: Exception, model: type[BaseModel]) -> str:
-    if not isinstance(error, ValidationError):
-        return " ".join(str(error).split())
-    known = _known_keys(model)
-    problems = error.errors()
-    first = problems[0]
-    path = ".".join(str(part) for part in first["loc"])
-    if first["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.0)
-        text = f"{path} is no key that is known here; the nearest is {close[0]!r}"
-    elif first["type"] == "missing":
-        text = f"{path} is missing"
+@contextmanager
+def one_line_errors(where: str) -> Iterator[None]:
+    """Let a ValidationError of these classes leave as a ConfigError of one line.
+
+    The line names `where`, the key, what is wrong, what was found and, for an unknown key, the
+    nearest one. For code that builds configurations out of a file's entries.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        # A misspelt key is a missing one too; the spelling is what helps.
+        problems = sorted(
+            _without_consequences(error.errors()),
+            key=lambda problem: problem["type"] not in _UNKNOWN_KEY,
+        )
+        text = _explain(problems[0], error.title)
+        if len(problems) > 1:
+            text += f"; and {len(problems) - 1} more problem{'s' if len(problems) > 2 else ''}"
+        raise ConfigError(f"{where}: {text}") from error
+
+
+_UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}
+
+# The part that stands under each key.
+_PARTS: Mapping[str, type[BaseModel]] = {
+    "layers": LayerConfig,
+    "attention": AttentionConfig,
+    "rotary": RotaryConfig,
+    "feedforward": FeedForwardConfig,
+    "norm": NormConfig,
+    "qk_norm": NormConfig,
+    "final_norm": NormConfig,
+}
+_RULE_KEYS = {rule.kind: set(rule.__dataclass_fields__) for rule in AnyRopeScaling.__args__}
+Location = tuple[int | str, ...]
+
+
+def _without_consequences(problems: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without those of a part that are there because something inside it is wrong."""
+    places = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if not any(
+            len(place) > len(problem["loc"]) and place[: len(problem["loc"])] == problem["loc"]
+            for place in places
+        )
+    ]
+
+
+def _explain(problem: ErrorDetails, title: str) -> str:
+    """One problem in a line; `title` is the class that was being built."""
+    location, kind, context = problem["loc"], problem["type"], problem.get("ctx", {})
+    path = _path(location)
+    if kind in _UNKNOWN_KEY:
+        path = _path(location[:-1])
+        text = f"unknown key {location[-1]!r} ({_suggestion(location, title)})"
+    elif kind == "value_error":
+        text = problem["msg"].removeprefix("Value error, ")
     else:
-        message = first["msg"].removeprefix("Value error, ")
-        text = f"{path}: {message}" if path else message
-        if isinstance(first["input"], str | int | float | None):
-            text += f" (found {first['input']!r})"
-    more = len(problems) - 1
-    return text + (f"; and {more} more like it" if more else "")
+        match kind:
+            case "missing":
+                return f"{path} is missing"
+            case "union_tag_not_found":
+                return f"{path}.kind is missing"
+            case "union_tag_invalid":
+                known = context["expected_tags"]
+                return f"{path}.kind {context['tag']!r} is not known; known are {known}"
+            case "too_short":
+                return f"{path} must have at least {context['min_length']} entry"
+            case _:
+                wanted = problem["msg"].replace("Input should be", "must be")
+                return f"{path} {wanted}, found {_told(problem['input'])}"
+    return f"{path}: {text}" if path else text
 
 
-def _known_keys(model: type[BaseModel]) -> list[str]:
-    """Every key of a configuration, at any depth, and those of the scaling rules."""
-    names: set[str] = {"repeat"}
-    for part in (
-        model,
-        LayerConfig,
-        AttentionConfig,
-        RotaryConfig,
-        FeedForwardConfig,
-        NormConfig,
-    ):
-        names.update(part.model_fields)
-    for rule in AnyRopeScaling.__args__:
-        names.update(rule.__dataclass_fields__)
-    return sorted(names)
+def _told(found: object) -> str:
+    return (
+        reprlib.repr(found) if isinstance(found, str | int | float | None) else type(found).__name__
+    )
+
+
+def _path(location: Location) -> str:
+    """layers.0.attention.n_heads; the rule's name, which pydantic adds below scaling, left out."""
+    named = [
+        str(part)
+        for before, part in zip((None, *location), location, strict=False)
+        if before != "scaling"
+    ]
+    return ".".join(named)
+
+
+def _suggestion(location: Location, title: str) -> str:
+    """The nearest key of that part, or the part where a key of this name belongs."""
+    key = str(location[-1])
+    here = sorted(_keys_beside(location, title))
+    misspelt = difflib.get_close_matches(key, here, n=1, cutoff=0.8)
+    if misspelt:
+        return f"did you mean {misspelt[0]!r}?"
+    if key in DecoderConfig.model_fields:
+        return "it belongs at the top level"
+    for under, part in _PARTS.items():
+        if key in part.model_fields:
+            return f"it belongs under {under!r}"
+    if any(key in keys for keys in _RULE_KEYS.values()):
+        return "it belongs under 'scaling'"
+    return f"the nearest is {difflib.get_close_matches(key, here, n=1, cutoff=0.0)[0]!r}"
+
+
+def _keys_beside(location: Location, title: str) -> set[str]:
+    """The known keys of the part that a key stands in."""
+    above = [part for part in location[:-1] if isinstance(part, str)]
+    if "scaling" in above:
+        return _RULE_KEYS[above[-1]]
+    parts: dict[str, type[BaseModel]] = {"DecoderConfig": DecoderConfig}
+    parts |= {part.__name__: part for part in _PARTS.values()}
+    part = _PARTS[above[-1]] if above else parts[title]
+    return set(part.model_fields) | ({"repeat"} if part is LayerConfig else set())

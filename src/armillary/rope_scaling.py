@@ -8,7 +8,8 @@ Symbols: d rotary width, pair i = 0 … d/2 − 1, θ_i = b^(−2i/d), wavelengt
 s the factor L'/L, L the original window, M the original window of the dynamic rule.
 The attention factor multiplies cos and sin, so scores grow by its square.
 
-To add a rule, add a class and its line in `RULES`.
+To add a rule, add a class, its place in `AnyRopeScaling`, and a line in `_HUGGINGFACE_TYPES` for
+each name that files give it.
 """
 
 import math
@@ -129,7 +130,12 @@ class PositionInterpolation(_OneRegime):
 def _ntk_base(base: float, d_rotary: int, stretch: float) -> float:
     if d_rotary <= 2:
         raise ConfigError(f"d_rotary is {d_rotary}; an NTK rule needs at least 4 rotary channels")
-    return float(base * stretch ** (d_rotary / (d_rotary - 2)))
+    try:
+        return float(base * stretch ** (d_rotary / (d_rotary - 2)))
+    except OverflowError as error:
+        raise ConfigError(
+            f"base {base} stretched {stretch} times is too large for a number; lower the factor"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -241,6 +247,9 @@ class YaRN(_OneRegime):
             beta_slow=self.beta_slow,
             attention_factor=self.explicit_attention_factor,
         )
+        for name, value in (("mscale", self.mscale), ("mscale_all_dim", self.mscale_all_dim)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"YaRN: {name} is {value}; it must be 0 or a positive number")
         if self.beta_fast < self.beta_slow:
             raise ConfigError(
                 f"YaRN: beta_fast is {self.beta_fast} and beta_slow {self.beta_slow}; "
@@ -407,8 +416,14 @@ class LongRoPE:
                 f"LongRoPE: short_factor has {len(self.short_factor)} entries and long_factor "
                 f"{len(self.long_factor)}; both need one per channel pair"
             )
-        for divisor in (*self.short_factor, *self.long_factor):
-            _positive(self, divisor=divisor)
+        for name in ("short_factor", "long_factor"):
+            for pair, divisor in enumerate(getattr(self, name)):
+                _positive(self, **{f"{name}[{pair}]": divisor})
+        if self.original_window == 1:
+            raise ConfigError(
+                "LongRoPE: original_window is 1; its attention factor √(1 + ln s / ln L) needs "
+                "a window of at least 2"
+            )
 
     def frequencies(self, base: float, d_rotary: int, length: int) -> Frequencies:
         """θ_i / factor_i; the long list when length > L, strictly."""
@@ -493,7 +508,7 @@ def rule_from_huggingface(entries: StrictDict, max_positions: int) -> AnyRopeSca
     old, new = entries.take_optional("type", str), entries.take_optional("rope_type", str)
     if old is not None and new is not None and old != new:
         raise ConfigError(
-            f"{entries.where}: type is {old!r} and rope_type {new!r}; keep the one that is meant"
+            f"{entries.where}: type is {old!r} but rope_type is {new!r}; keep the one that is meant"
         )
     name = new or old or "default"
     if name not in _HUGGINGFACE_TYPES:
@@ -501,4 +516,9 @@ def rule_from_huggingface(entries: StrictDict, max_positions: int) -> AnyRopeSca
             f"{entries.where}: rope_type {name!r} is not known; "
             f"known are {', '.join(sorted(_HUGGINGFACE_TYPES))}"
         )
-    return _HUGGINGFACE_TYPES[name].from_huggingface(entries, max_positions)
+    try:
+        return _HUGGINGFACE_TYPES[name].from_huggingface(entries, max_positions)
+    except ConfigError as error:
+        if str(error).startswith(entries.where):  # an entry is missing or of the wrong type
+            raise
+        raise ConfigError(f"{entries.where}: {error}") from error
