@@ -19,7 +19,7 @@ from armillary.config import DecoderConfig, LayerConfig
 from armillary.parts.attention import Attention, KeyValueStore
 from armillary.parts.feedforward import build_feedforward
 from armillary.parts.kv_cache import KVCache
-from armillary.parts.mask import Visibility, counted_positions, document_positions, split_mask
+from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.norm import build_norm
 from armillary.parts.positions import LearnedPositions, SinusoidalPositions
 from armillary.parts.rotary import Rotation, rotation, varies_with_length
@@ -205,7 +205,8 @@ class Decoder(nn.Module):
             allowed=allowed,
         )
         if rotary_length is None and self._varies:
-            rotary_length = (positions.view(-1, length).amax(-1) + 1).tolist()
+            real = positions if readable is None else positions.masked_fill(~readable, -1)
+            rotary_length = (real.view(-1, length).amax(-1) + 1).tolist()
         return self._run(tokens, positions, visibility, rotary_length)
 
     @torch.no_grad()
@@ -267,16 +268,15 @@ class Decoder(nn.Module):
 
 
 def _default_positions(tokens: Tensor, readable: Tensor | None, documents: Tensor | None) -> Tensor:
-    if documents is not None:
-        if documents.shape != tokens.shape:
-            raise ValueError(
-                f"documents of shape {tuple(documents.shape)} for tokens of shape "
-                f"{tuple(tokens.shape)}"
-            )
-        return document_positions(documents)
-    if readable is not None:
-        return counted_positions(readable)
-    return torch.arange(tokens.shape[1], device=tokens.device)
+    if documents is not None and documents.shape != tokens.shape:
+        raise ValueError(
+            f"documents of shape {tuple(documents.shape)} for tokens of shape {tuple(tokens.shape)}"
+        )
+    if readable is None and documents is None:
+        return torch.arange(tokens.shape[1], device=tokens.device)
+    if readable is None:
+        readable = torch.ones_like(tokens, dtype=torch.bool)
+    return counted_positions(readable, documents)
 
 
 def _check_tokens(tokens: Tensor) -> None:

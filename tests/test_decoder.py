@@ -1,0 +1,313 @@
+"""The torch decoder against the float64 specification, and the cache against the whole pass."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from armillary import reference
+from armillary.config import DecoderConfig
+from armillary.decoder import Decoder
+from armillary.parts.kv_cache import KVCache
+from support.models import ORIGINAL_WINDOW, SCALINGS, VARIANTS, arrays, build, config, layer, tokens
+
+SPECIFICATION = 1e-10
+CACHE = 1e-12
+LENGTH = 13
+CHUNKINGS = {
+    "one by one": [1] * LENGTH,
+    "3 + 1 + 4": [3, 1, 4, 1, 4],
+    "prompt, then steps": [7, 1, 1, 1, 1, 1, 1],
+    "all but one": [LENGTH - 1, 1],
+}
+
+
+def specification(decoder: Decoder, ids: torch.Tensor, **arguments: object) -> np.ndarray:
+    return reference.forward(
+        decoder.config.to_dict(),
+        arrays(decoder),
+        ids.numpy(),
+        **arguments,  # type: ignore[arg-type]
+    )
+
+
+def gap(ours: torch.Tensor, other: np.ndarray | torch.Tensor) -> float:
+    return float(np.abs(ours.detach().numpy() - np.asarray(other)).max())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_those_of_the_specification(name: str) -> None:
+    decoder = build(VARIANTS[name])
+    ids = tokens(3, LENGTH)
+    assert gap(decoder(ids), specification(decoder, ids)) <= SPECIFICATION
+
+
+SAME_SWITCHES = {"plain", "rope default", "one kv head", "all kv heads"}
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in SAME_SWITCHES])
+def test_every_switch_changes_the_result(name: str) -> None:
+    """Otherwise the comparison above would hold for a part that is not there."""
+    decoder = build(VARIANTS[name])
+    plain = build(VARIANTS["plain"])
+    plain.load_state_dict(
+        {key: decoder.state_dict().get(key, own) for key, own in plain.state_dict().items()}
+    )
+    ids = tokens(3, LENGTH)
+    assert gap(decoder(ids), plain(ids).detach()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["plain", "window", "soft cap", "rope dynamic", "learned"])
+def test_padding_on_either_side_is_that_of_the_specification(name: str) -> None:
+    decoder = build(VARIANTS[name])
+    ids = tokens(3, LENGTH)
+    mask = torch.ones(3, LENGTH, dtype=torch.bool)
+    mask[0, :4] = False
+    mask[1, -3:] = False
+    ours = decoder(ids, mask=mask)
+    theirs = specification(decoder, ids, mask=mask.numpy())
+    assert gap(ours[mask], theirs[mask.numpy()]) <= SPECIFICATION
+    assert torch.isfinite(ours).all()
+
+
+@pytest.mark.parametrize("name", ["plain", "window", "soft cap"])
+def test_masks_over_pairs_are_those_of_the_specification(name: str) -> None:
+    decoder = build(VARIANTS[name])
+    ids = tokens(2, LENGTH)
+    pairs = torch.rand(2, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.6
+    pairs[0, 5] = False
+    expected = specification(decoder, ids, mask=pairs.numpy())
+    assert gap(decoder(ids, mask=pairs), expected) <= SPECIFICATION
+    assert gap(decoder(ids, mask=pairs[:, None].long()), expected) <= SPECIFICATION
+
+
+def test_documents_are_those_of_the_specification_and_of_each_alone() -> None:
+    decoder = build(VARIANTS["plain"])
+    ids = tokens(2, LENGTH)
+    documents = torch.tensor([[0] * 5 + [1] * 8, [4] * 2 + [9] * 7 + [2] * 4])
+    ours = decoder(ids, documents=documents)
+    assert gap(ours, specification(decoder, ids, documents=documents.numpy())) <= SPECIFICATION
+    assert gap(ours[:1, 5:], decoder(ids[:1, 5:]).detach()) <= CACHE
+    assert gap(ours[1:, 2:9], decoder(ids[1:, 2:9]).detach()) <= CACHE
+
+
+@pytest.mark.parametrize("name", ["plain", "partial interleaved", "rope yarn", "rope longrope"])
+def test_explicit_positions_are_those_of_the_specification(name: str) -> None:
+    """Any integers in any order, the same for all rows or one list per row."""
+    decoder = build(VARIANTS[name])
+    ids = tokens(2, 5)
+    for positions in (
+        torch.tensor([7, 3, 3, 60, 0]),
+        torch.tensor([[1, 2, 9, 4, 5], [0, 8, 7, 6, 2]]),
+    ):
+        ours = decoder(ids, positions=positions)
+        theirs = specification(decoder, ids, positions=positions.numpy())
+        assert gap(ours, theirs) <= SPECIFICATION
+
+
+@pytest.mark.parametrize("length", [4, 30])
+@pytest.mark.parametrize("name", ["rope dynamic", "rope longrope"])
+def test_a_fixed_rotary_length_is_that_of_the_specification(name: str, length: int) -> None:
+    decoder = build(VARIANTS[name])
+    ids = tokens(2, LENGTH)
+    ours = decoder(ids, rotary_length=length)
+    assert gap(ours, specification(decoder, ids, rotary_length=length)) <= SPECIFICATION
+
+
+def test_the_last_logits_alone_are_the_last_of_all() -> None:
+    decoder = build(VARIANTS["final soft cap"])
+    ids = tokens(2, 5)
+    assert gap(decoder(ids, logits="last"), decoder(ids)[:, -1:].detach()) <= CACHE
+
+
+# --- The cache --------------------------------------------------------------------------------
+
+
+def caches(of: DecoderConfig, batch: int) -> dict[str, KVCache]:
+    return {
+        "fixed": KVCache(of, batch, capacity=LENGTH),
+        "growing": KVCache(of, batch),
+        "windowed": KVCache(of, batch, windowed=True),
+    }
+
+
+def in_chunks(
+    decoder: Decoder, cache: KVCache, ids: torch.Tensor, sizes: list[int], mask: torch.Tensor | None
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The end of each chunk and its logits."""
+    end = 0
+    for size in sizes:
+        part = slice(end, end + size)
+        end += size
+        yield end, decoder(ids[:, part], cache=cache, mask=None if mask is None else mask[:, part])
+
+
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_cached_is_the_whole_pass(
+    name: str, chunking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every variant and cache kind, with a padded row; windows are made to wrap."""
+    monkeypatch.setattr("armillary.parts.kv_cache.WINDOW_SLACK", 2)
+    monkeypatch.setattr("armillary.parts.kv_cache._GROWTH", 2)
+    decoder = build(VARIANTS[name])
+    ids = tokens(2, LENGTH)
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[1, :2] = False
+    for kind, cache in caches(decoder.config, 2).items():
+        for end, logits in in_chunks(decoder, cache, ids, CHUNKINGS[chunking], mask):
+            # A rule that varies with the length has other frequencies for each prefix.
+            whole = decoder(ids[:, :end], mask=mask[:, :end]).detach()
+            real = mask[:, end - logits.shape[1] : end]
+            assert gap(logits[real], whole[:, -logits.shape[1] :][real]) <= CACHE, kind
+
+
+@pytest.mark.parametrize("name", ["rope dynamic", "rope longrope"])
+def test_a_cache_of_fixed_rotary_length_is_the_whole_pass_of_that_length(name: str) -> None:
+    decoder = build(VARIANTS[name])
+    ids = tokens(2, LENGTH)
+    whole = decoder(ids, rotary_length=[20, 30]).detach()
+    cache = KVCache(decoder.config, 2, rotary_length=[20, 30])
+    got = [logits for _, logits in in_chunks(decoder, cache, ids, [3, 1, 4, 5], None)]
+    assert gap(torch.cat(got, 1), whole) <= CACHE
+
+
+@pytest.mark.parametrize("name", ["rope dynamic", "rope longrope"])
+def test_keeping_keys_across_a_change_of_frequencies_would_be_wrong(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above must notice a cache that mixes keys of two settings (case 39)."""
+    monkeypatch.setattr(KVCache, "_is_stale", lambda *_: False)
+    decoder = build(VARIANTS[name])
+    ids = tokens(1, LENGTH)
+    cache = KVCache(decoder.config)
+    *_, (_, logits) = in_chunks(decoder, cache, ids, [ORIGINAL_WINDOW - 1, 6], None)
+    assert gap(logits, decoder(ids)[:, -6:].detach()) > 1e-2
+
+
+def test_prefill_in_chunks_is_the_whole_prompt() -> None:
+    decoder = build(VARIANTS["window"])
+    ids = tokens(2, LENGTH)
+    cache = KVCache(decoder.config, 2)
+    last = decoder.prefill(ids, cache, chunk=4)
+    assert gap(last, decoder(ids)[:, -1:].detach()) <= CACHE
+    assert cache.length == LENGTH
+
+
+def test_a_length_seen_before_leaves_no_trace() -> None:
+    """Case 40: a short text after a long one is as if the long one had never been."""
+    for name in SCALINGS:
+        decoder = build(VARIANTS[f"rope {name}"])
+        short = decoder(tokens(1, 5))
+        decoder(tokens(1, 40))
+        assert torch.equal(decoder(tokens(1, 5)), short)
+
+
+def test_queries_in_blocks_give_what_all_at_once_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No matrix over all pairs is held; the block's size must not show."""
+    ids = tokens(2, LENGTH)
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[1, :5] = False
+    for name in ("plain", "window", "soft cap and window"):
+        decoder = build(VARIANTS[name])
+        whole = decoder(ids, mask=mask)
+        monkeypatch.setattr("armillary.parts.attention.QUERY_BLOCK", 4)
+        assert gap(decoder(ids, mask=mask)[mask], whole[mask].detach()) <= CACHE
+        monkeypatch.undo()
+
+
+# --- Parameters -------------------------------------------------------------------------------
+
+
+def test_initialisation_is_as_stated() -> None:
+    decoder = Decoder(config(layer(norm_placement="sandwich"), *[layer()] * 7))
+    decoder.initialise(std=0.05, generator=torch.Generator().manual_seed(0))
+    for name, parameter in decoder.named_parameters():
+        if "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        elif name.endswith(("out.weight", "down.weight")):
+            assert float(parameter.detach().std()) == pytest.approx(0.05 / 4, rel=0.1), name
+        else:
+            assert float(parameter.detach().std()) == pytest.approx(0.05, rel=0.1), name
+
+
+def test_a_norm_with_an_offset_starts_as_one() -> None:
+    decoder = Decoder(VARIANTS["norm offset"])
+    assert float(decoder.final_norm.weight.abs().max()) == 0.0
+
+
+def test_casting_a_model_does_not_touch_the_frequencies() -> None:
+    """Case 2: a table kept as a buffer would be cast with the model."""
+    decoder = build(VARIANTS["rope yarn"], dtype=torch.float32)
+    ids = tokens(1, 9)
+    before = decoder(ids)
+    assert torch.equal(decoder.double().float()(ids), before)
+    assert not list(decoder.buffers())
+    assert not [name for name in decoder.state_dict() if "rot" in name or "freq" in name]
+
+
+def test_a_decoder_made_on_the_meta_device_computes_the_same_once_filled() -> None:
+    """Case 5: nothing but the parameters has to be filled."""
+    whole = build(VARIANTS["rope llama3"])
+    with torch.device("meta"):
+        empty = Decoder(whole.config)
+    empty.load_state_dict(whole.state_dict(), assign=True)
+    ids = tokens(1, 9)
+    assert torch.equal(empty.eval()(ids), whole(ids))
+
+
+def test_dropout_works_in_training_only() -> None:
+    dropped = layer(attention={"dropout": 0.5}, feedforward={"dropout": 0.5}, dropout=0.5)
+    decoder = build(config(dropped, dropped, input_dropout=0.5))
+    ids = tokens(2, 6)
+    assert torch.equal(decoder(ids), decoder(ids))
+    decoder.train()
+    assert not torch.equal(decoder(ids), decoder(ids))
+
+
+def test_gradients_reach_every_parameter_and_none_is_nan() -> None:
+    for name, variant in VARIANTS.items():
+        decoder = build(variant)
+        mask = torch.ones(2, 6, dtype=torch.bool)
+        mask[1, :3] = False
+        decoder(tokens(2, 6), mask=mask)[mask].square().sum().backward()
+        for key, parameter in decoder.named_parameters():
+            assert parameter.grad is not None, (name, key)
+            assert torch.isfinite(parameter.grad).all(), (name, key)
+
+
+def test_a_token_changes_nothing_before_it() -> None:
+    for name, variant in VARIANTS.items():
+        decoder = build(variant)
+        ids = tokens(1, 7)
+        changed = ids.clone()
+        changed[0, 4] = (ids[0, 4] + 1) % 61
+        before, after = decoder(ids), decoder(changed)
+        assert torch.equal(before[:, :4], after[:, :4]), name
+        assert not torch.allclose(before[:, 4:], after[:, 4:]), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"positions": torch.arange(4)}, r"positions of shape \(4,\)"),
+        ({"positions": torch.zeros(2, 5)}, "integers"),
+        ({"mask": torch.ones(2, 4)}, "mask of shape"),
+        ({"mask": torch.full((2, 5), -1.0)}, "only 0 and 1"),
+        ({"documents": torch.zeros(5, dtype=torch.long)}, "documents of shape"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], message: str) -> None:
+    decoder = build(VARIANTS["plain"])
+    with pytest.raises(ValueError, match=message):
+        decoder(tokens(2, 5), **arguments)
+
+
+def test_a_learned_table_has_no_position_beyond_its_size() -> None:
+    decoder = build(
+        config(layer(attention={"rotary": None}), position_table="learned", max_positions=6)
+    )
+    decoder(tokens(1, 6))
+    with pytest.raises(ValueError, match="position 6 is outside the learned table"):
+        decoder(tokens(1, 7))
