@@ -1,0 +1,149 @@
+"""Causal attention with grouped queries.
+
+`attend` is the arithmetic on heads that are already projected and rotated; `Attention` adds the
+projections. Neither knows of layers, files or how keys are kept: a layer's cache is handed in.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from armillary.config import AttentionConfig
+from armillary.parts.mask import Block, Visibility
+from armillary.parts.norm import build_norm
+from armillary.parts.rotary import Rotation, rotate
+
+# Queries that are scored at once when a mask must be written out: rows of a mask or of scores
+# are held for this many, never for all.
+QUERY_BLOCK = 512
+
+
+class KeyValueStore(Protocol):
+    """What attention asks of a cache."""
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take (B, h_kv, T, d_h) new keys and values; give all that are to be read."""
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visibility: Visibility,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """softmax(scale · q·kᵀ)·v over the keys that may be read.
+
+    Shapes: q (B, h, T, d_h), k, v (B, h_kv, S, d_h) → (B, h, T, d_h). Query head i reads
+    key/value head i // (h / h_kv). A query that may read nothing gets zeros and passes no
+    gradient. No T × S matrix is held, except by torch where dropout is on.
+    """
+    if soft_cap is None and visibility.is_plainly_causal and q.shape[2] > 1:
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, dropout_p=dropout, enable_gqa=True
+        )
+    results = [
+        _attend_block(q, k, v, block, visibility.may_be_empty, scale, soft_cap, dropout)
+        for block in visibility.blocks(QUERY_BLOCK, q.device)
+    ]
+    return results[0] if len(results) == 1 else torch.cat(results, dim=2)
+
+
+def _attend_block(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: Block,
+    may_be_empty: bool,
+    scale: float,
+    soft_cap: float | None,
+    dropout: float,
+) -> Tensor:
+    batch, heads, _, width = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    q = q[:, :, block.start : block.stop]
+    k, v = k[:, :, block.first : block.last], v[:, :, block.first : block.last]
+    mask, reads = block.mask, None
+    if mask is not None and may_be_empty:
+        # A row with nothing to read attends to everything and is then set to zero: kernels
+        # differ in what they make of an empty row, and NaN would spread through gradients.
+        reads = mask.any(-1, keepdim=True)
+        mask = mask | ~reads
+    rows = block.stop - block.start
+    # The queries of a group stand side by side as rows, so that no key is repeated for them.
+    q = q.reshape(batch, kv_heads, group * rows, width)
+    if mask is not None and group > 1:
+        mask = mask.repeat(1, 1, group, 1)
+    if soft_cap is None:
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout
+        )
+    else:
+        scores = soft_cap * torch.tanh(q @ k.transpose(-1, -2) * scale / soft_cap)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        weights = scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1)
+        out = F.dropout(weights.to(q.dtype), dropout, training=dropout > 0) @ v
+    out = out.reshape(batch, heads, rows, width)
+    return out if reads is None else torch.where(reads, out, 0)
+
+
+class Attention(nn.Module):
+    """Project, normalise and rotate queries and keys, attend, join the heads, project back.
+
+    Shapes: x (B, T, d) → (B, T, d). Parameters: q (h·d_h, d), k, v (h_kv·d_h, d),
+    out (d, h·d_h), biases as configured, q_norm and k_norm (d_h,) when configured.
+    Source: Vaswani et al. 2017, §3.2; grouped queries: Ainslie et al. 2023.
+    """
+
+    def __init__(self, d: int, config: AttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        self.q = nn.Linear(d, width, bias=config.qkv_bias)
+        self.k = nn.Linear(d, kv_width, bias=config.qkv_bias)
+        self.v = nn.Linear(d, kv_width, bias=config.qkv_bias)
+        self.out = nn.Linear(width, d, bias=config.out_bias)
+        norm = config.qk_norm
+        self.q_norm = None if norm is None else build_norm(norm, config.d_head)
+        self.k_norm = None if norm is None else build_norm(norm, config.d_head)
+
+    def forward(
+        self,
+        x: Tensor,
+        visibility: Visibility,
+        turn: Rotation | None = None,
+        store: KeyValueStore | None = None,
+    ) -> Tensor:
+        """x (B, T, d) → (B, T, d); `store` holds the keys and values of earlier tokens."""
+        config = self.config
+        q = self._heads(self.q(x), config.n_heads)
+        k = self._heads(self.k(x), config.n_kv_heads)
+        v = self._heads(self.v(x), config.n_kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if turn is not None:
+            q, k = rotate(q, turn), rotate(k, turn)
+        if store is not None:
+            k, v = store.append(k, v)
+        heads = attend(
+            q,
+            k,
+            v,
+            visibility.within(config.window, k.shape[2]),
+            scale=config.score_scale,
+            soft_cap=config.soft_cap,
+            dropout=config.dropout if self.training else 0.0,
+        )
+        joined: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        return joined
+
+    def _heads(self, x: Tensor, n_heads: int) -> Tensor:
+        """(B, T, n_heads·d_h) → (B, n_heads, T, d_h)."""
+        return x.unflatten(-1, (n_heads, self.config.d_head)).transpose(1, 2)

@@ -1,0 +1,511 @@
+"""The key/value cache: keys as rotated, values as projected, one store per layer.
+
+The cache owns the positions of what it holds and of what comes next, and the mask that follows
+from them. It knows the attention settings that it was filled under and refuses others. It keeps
+the tokens too, since under a rule whose frequencies vary with the length (dynamic, longrope) a
+longer text changes what every layer holds: unless the length was fixed, the decoder then computes
+the cached tokens anew. It records no gradients.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from armillary.config import AttentionConfig, DecoderConfig
+from armillary.errors import CheckpointError
+from armillary.files import write_atomically
+from armillary.parts.mask import Visibility, counted_positions, split_mask
+from armillary.parts.rotary import rotate, rotation
+
+# Beyond its window, a windowed store keeps room for this many tokens, so that it moves its
+# entries once in so many steps and can still be trimmed a little.
+WINDOW_SLACK = 256
+_GROWTH = 256
+_FORMAT = "armillary-kv-cache"
+
+
+class CacheError(ValueError):
+    """The cache cannot be used in this way; nothing in it was changed."""
+
+
+class LayerStore:
+    """The keys and values of one layer: (B, h_kv, held, d_h) each, oldest first.
+
+    Three kinds: of fixed capacity, growing (`capacity` None), or windowed (`window` given), which
+    forgets what the layer's window can no longer reach.
+    """
+
+    def __init__(self, capacity: int | None, window: int | None) -> None:
+        self._capacity = capacity
+        self._window = window
+        self._k: Tensor | None = None
+        self._v: Tensor | None = None
+        self.total = 0
+        self.held = 0
+
+    @property
+    def k(self) -> Tensor:
+        """The keys held, rotated."""
+        if self._k is None:
+            raise CacheError("the cache is empty")
+        return self._k[:, :, : self.held]
+
+    @property
+    def v(self) -> Tensor:
+        """The values held."""
+        if self._v is None:
+            raise CacheError("the cache is empty")
+        return self._v[:, :, : self.held]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for keys and values."""
+        return sum(part.nbytes for part in (self._k, self._v) if part is not None)
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take (B, h_kv, T, d_h) new keys and values; give all that are to be read with them."""
+        count = k.shape[2]
+        if self._k is None or self._v is None:
+            room = self._room(count)
+            self._k = k.new_empty(*k.shape[:2], room, k.shape[3])
+            self._v = v.new_empty(*v.shape[:2], room, v.shape[3])
+        if self.held + count > self._k.shape[2]:
+            if self._window is not None:
+                self._forget(self._window - 1)
+            if self.held + count > self._k.shape[2]:
+                if self._window is not None:
+                    return self._pass_through(k, v)
+                self._grow(self.held + count)
+        end = self.held + count
+        self._k[:, :, self.held : end] = k
+        self._v[:, :, self.held : end] = v
+        self.held = end
+        self.total += count
+        return self.k, self.v
+
+    def restore(self, k: Tensor, v: Tensor, total: int) -> None:
+        """Hold what another store held after `total` tokens."""
+        self.append(k, v)
+        self.total = total
+
+    def replace(self, k: Tensor) -> None:
+        """Put other keys in the place of those held."""
+        self.k.copy_(k)
+
+    def can_trim(self, count: int) -> bool:
+        """Whether what a window still needs is held once the last `count` entries are gone."""
+        if count > self.total:
+            return False
+        needed = self.total - count
+        if self._window is not None:
+            needed = min(needed, self._window - 1)
+        return self.held - count >= needed
+
+    def trim(self, count: int) -> None:
+        """Drop the last `count` entries; ask `can_trim` first."""
+        self.held -= count
+        self.total -= count
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the given batch rows, in the given order."""
+        if self._k is not None and self._v is not None:
+            self._k, self._v = self._k[rows], self._v[rows]
+
+    def clone(self) -> "LayerStore":
+        """An independent copy."""
+        other = LayerStore(self._capacity, self._window)
+        other.total, other.held = self.total, self.held
+        other._k = None if self._k is None else self._k.clone()
+        other._v = None if self._v is None else self._v.clone()
+        return other
+
+    def _room(self, count: int) -> int:
+        if self._window is not None:
+            return self._window + WINDOW_SLACK
+        return max(count, _GROWTH) if self._capacity is None else self._capacity
+
+    def _grow(self, needed: int) -> None:
+        assert self._k is not None
+        assert self._v is not None
+        room = max(needed, 2 * self._k.shape[2])
+        self._k, self._v = (
+            torch.cat([old, old.new_empty(*old.shape[:2], room - old.shape[2], old.shape[3])], 2)
+            for old in (self._k, self._v)
+        )
+
+    def _forget(self, keep: int) -> None:
+        """Move the last `keep` entries to the front."""
+        keep = min(keep, self.held)
+        k, v = self.k[:, :, self.held - keep :], self.v[:, :, self.held - keep :]
+        k, v = k.clone(), v.clone()
+        self.held = keep
+        self.k.copy_(k)
+        self.v.copy_(v)
+
+    def _pass_through(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """More new entries than there is room for: all are read once, the last ones kept."""
+        assert self._window is not None
+        all_k, all_v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+        self.total += k.shape[2]
+        self.held = self._window - 1
+        self.k.copy_(all_k[:, :, all_k.shape[2] - self.held :])
+        self.v.copy_(all_v[:, :, all_v.shape[2] - self.held :])
+        return all_k, all_v
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the decoder computes to take new tokens into a cache.
+
+    Shapes: tokens, positions (B, T'), where T' is the count of new tokens, or of all tokens when
+    the cached ones are computed anew. `lengths` has an entry per row for rules that vary.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    visibility: Visibility
+    lengths: list[int]
+
+
+class KVCache:
+    """Keys and values of a batch of texts, for one decoder configuration.
+
+    `capacity` None grows as needed; a number is allocated once and never exceeded. With
+    `windowed`, layers that have a window keep only what it reaches. `rotary_length`, one for all
+    rows or one per row, fixes the length that varying rules see: every step then equals a whole
+    pass computed with the same `rotary_length`. The number type and device are those of the first
+    keys that come.
+    Raises CacheError (a ValueError) for use that does not fit, and changes nothing then.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        batch: int = 1,
+        capacity: int | None = None,
+        *,
+        windowed: bool = False,
+        rotary_length: int | Sequence[int] | None = None,
+    ) -> None:
+        if batch < 1 or (capacity is not None and capacity < 1):
+            raise CacheError(f"batch {batch} and capacity {capacity} must be at least 1")
+        if isinstance(rotary_length, int):
+            rotary_length = [rotary_length] * batch
+        if rotary_length is not None and len(rotary_length) != batch:
+            raise CacheError(f"{len(rotary_length)} rotary lengths for a batch of {batch}")
+        self.config = config
+        self.capacity = capacity
+        self.windowed = windowed
+        self._settings = _settings(config)
+        self._fixed = None if rotary_length is None else list(rotary_length)
+        self._batch = batch
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, and free it."""
+        self.layers = self._empty_stores()
+        self._tokens: Tensor | None = None
+        self._readable: Tensor | None = None
+        self._counts = [0] * self._batch
+        self._filled_at = [0] * self._batch
+        self._broken = False
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self._batch
+
+    @property
+    def length(self) -> int:
+        """Slots used in each row, padding included."""
+        return 0 if self._tokens is None else self._tokens.shape[1]
+
+    @property
+    def counts(self) -> list[int]:
+        """Real tokens in each row: the position that its next token gets."""
+        return list(self._counts)
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens taken in so far, (B, length)."""
+        if self._tokens is None:
+            raise CacheError("the cache is empty")
+        return self._tokens
+
+    @property
+    def readable(self) -> Tensor:
+        """Which slots hold real tokens, (B, length)."""
+        if self._readable is not None:
+            return self._readable
+        return torch.ones_like(self.tokens, dtype=torch.bool)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for keys and values."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @contextlib.contextmanager
+    def step(
+        self, config: DecoderConfig, tokens: Tensor, mask: Tensor | None = None
+    ) -> Iterator[Step]:
+        """Take `tokens` in: the block in between appends to every layer's store.
+
+        Shapes: tokens (B, T); mask (B, T), false for padding, or (B, T, S) over pairs, where S
+        counts the cached tokens too. A block that ends early leaves the cache as it was.
+        """
+        self._check(config, tokens)
+        count, before = tokens.shape[1], self.length
+        new, allowed = split_mask(mask, self._batch, count, before + count)
+        readable = self._joined(new, tokens)
+        counts = [
+            old + (count if new is None else int(new[row].sum()))
+            for row, old in enumerate(self._counts)
+        ]
+        lengths = counts if self._fixed is None else self._fixed
+        kept = self.layers
+        if before and self._is_stale(lengths):
+            if allowed is not None:
+                raise CacheError(
+                    "the frequencies change with this length, and a mask over pairs cannot be "
+                    "applied to tokens that are computed anew; fix rotary_length"
+                )
+            self.layers, before = self._empty_stores(), 0
+        all_tokens = tokens if self._tokens is None else torch.cat([self._tokens, tokens], dim=1)
+        try:
+            yield Step(
+                tokens=all_tokens[:, before:],
+                positions=_positions(readable, all_tokens)[:, before:],
+                visibility=Visibility(
+                    n_queries=all_tokens.shape[1] - before,
+                    n_keys=all_tokens.shape[1],
+                    readable=readable,
+                    allowed=allowed,
+                ),
+                lengths=lengths,
+            )
+        except BaseException:
+            if kept is not self.layers:
+                self.layers = kept
+            else:
+                self._roll_back(before)
+            raise
+        self._tokens, self._readable = all_tokens, readable
+        self._counts, self._filled_at = counts, list(lengths)
+
+    def trim(self, count: int) -> None:
+        """Drop the last `count` slots of every row.
+
+        Raises CacheError when a windowed layer has forgotten what it would then need: clear the
+        cache and compute the kept tokens again.
+        """
+        if not 0 <= count <= self.length:
+            raise CacheError(f"cannot trim {count} of {self.length} slots")
+        if not all(layer.can_trim(count) for layer in self.layers):
+            raise CacheError(
+                f"cannot trim {count} slots: a windowed layer no longer holds what it would need; "
+                "clear the cache and compute the kept tokens again"
+            )
+        if count == self.length:
+            self.clear()
+            return
+        for layer in self.layers:
+            layer.trim(count)
+        kept = self.length - count
+        self._tokens = self.tokens[:, :kept]
+        if self._readable is None:
+            self._counts = [kept] * self._batch
+        else:
+            self._readable = self._readable[:, :kept]
+            self._counts = self._readable.sum(-1).tolist()
+
+    def copy(self) -> "KVCache":
+        """An independent copy: what is added to one is not in the other."""
+        other = KVCache(
+            self.config,
+            self._batch,
+            self.capacity,
+            windowed=self.windowed,
+            rotary_length=self._fixed,
+        )
+        other.layers = [layer.clone() for layer in self.layers]
+        other._tokens, other._readable = self._tokens, self._readable
+        other._counts, other._filled_at = list(self._counts), list(self._filled_at)
+        other._broken = self._broken
+        return other
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Keep the given batch rows, in the given order; a row may be taken more than once."""
+        if not rows or not all(0 <= row < self._batch for row in rows):
+            raise CacheError(f"rows {list(rows)} are not all within a batch of {self._batch}")
+        if self._tokens is not None:
+            index = torch.tensor(list(rows), device=self._tokens.device)
+            self._tokens = self._tokens[index]
+            self._readable = None if self._readable is None else self._readable[index]
+            for layer in self.layers:
+                layer.select(index)
+        self._counts = [self._counts[row] for row in rows]
+        self._filled_at = [self._filled_at[row] for row in rows]
+        self._fixed = None if self._fixed is None else [self._fixed[row] for row in rows]
+        self._batch = len(rows)
+
+    def rerotate(self, config: DecoderConfig) -> None:
+        """Turn the cached keys from the rotary settings they were filled under to `config`'s.
+
+        A rotation can be undone and redone exactly, so the keys become those that the same
+        projections would have given under the new settings. What the projections read, from the
+        second layer on, was computed under the old ones: only for a single layer is this the
+        same as computing the text again. Everything but the rotary settings must agree.
+        """
+        if _without_rotary(config) != _without_rotary(self.config):
+            raise CacheError("only rotary settings may differ; clear the cache for other changes")
+        if self._tokens is not None:
+            positions = _positions(self._readable, self._tokens)
+            for layer, old, new in zip(self.layers, self._settings, _settings(config), strict=True):
+                if old.rotary is None or new.rotary is None:
+                    if old.rotary is not new.rotary:
+                        raise CacheError("a layer cannot begin or cease to rotate")
+                    continue
+                held = positions[:, positions.shape[1] - layer.held :]
+                keys = layer.k.double()
+                turned = rotation(old.rotary, held, lengths=self._filled_at, dtype=torch.float64)
+                turn = rotation(new.rotary, held, lengths=self._filled_at, dtype=torch.float64)
+                layer.replace(rotate(rotate(keys, turned, inverse=True), turn).to(layer.k.dtype))
+        self.config, self._settings = config, _settings(config)
+
+    def save(self, path: str | Path) -> None:
+        """Write everything that the cache holds as one safetensors file, atomically."""
+        tensors = {"tokens": self.tokens.contiguous(), "readable": self.readable.contiguous()}
+        for number, layer in enumerate(self.layers):
+            tensors[f"layers.{number}.k"] = layer.k.contiguous()
+            tensors[f"layers.{number}.v"] = layer.v.contiguous()
+        about = {
+            "config": self.config.to_dict(),
+            "capacity": self.capacity,
+            "windowed": self.windowed,
+            "rotary_length": self._fixed,
+            "filled_at": self._filled_at,
+        }
+        with write_atomically(Path(path)) as file:
+            file.write(save_tensors(tensors, {"format": _FORMAT, "about": json.dumps(about)}))
+
+    @classmethod
+    def load(cls, path: str | Path, config: DecoderConfig, device: str = "cpu") -> Self:
+        """Read what `save` wrote, for a decoder of the same configuration.
+
+        Raises CheckpointError for a damaged file, CacheError for one of another configuration.
+        """
+        try:
+            with safe_open(path, framework="pt", device=device) as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if metadata.get("format") != _FORMAT:
+                raise CheckpointError(f"{path}: is no saved cache")
+            about = json.loads(metadata["about"])
+            if DecoderConfig.from_dict(about["config"], str(path)) != config:
+                raise CacheError(f"{path}: was saved under another configuration")
+            tokens, readable = tensors["tokens"], tensors["readable"]
+            cache = cls(
+                config,
+                tokens.shape[0],
+                about["capacity"],
+                windowed=about["windowed"],
+                rotary_length=about["rotary_length"],
+            )
+            for number, layer in enumerate(cache.layers):
+                layer.restore(
+                    tensors[f"layers.{number}.k"], tensors[f"layers.{number}.v"], tokens.shape[1]
+                )
+        except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{path}: cannot be read as a saved cache: {error}") from error
+        cache._tokens = tokens
+        cache._readable = None if bool(readable.all()) else readable
+        cache._counts = readable.sum(-1).tolist()
+        cache._filled_at = about["filled_at"]
+        return cache
+
+    def _empty_stores(self) -> list[LayerStore]:
+        return [
+            LayerStore(self.capacity, attention.window if self.windowed else None)
+            for attention in self._settings
+        ]
+
+    def _check(self, config: DecoderConfig, tokens: Tensor) -> None:
+        if self._broken:
+            raise CacheError("an earlier step was interrupted half-way; clear the cache")
+        if tokens.shape[0] != self._batch:
+            raise CacheError(f"{tokens.shape[0]} rows of tokens for a batch of {self._batch}")
+        if config is not self.config:
+            difference = _difference(self._settings, _settings(config))
+            if difference:
+                raise CacheError(
+                    f"the cache was filled under other settings: {difference}; "
+                    "clear it, or rerotate it when only rotary settings differ"
+                )
+        needed = self.length + tokens.shape[1]
+        if self.capacity is not None and needed > self.capacity:
+            raise CacheError(
+                f"{self.length} cached and {tokens.shape[1]} new tokens need {needed} slots, "
+                f"but the capacity is {self.capacity}"
+            )
+
+    def _is_stale(self, lengths: list[int]) -> bool:
+        """Whether a varying rule has other frequencies at `lengths` than when it was filled."""
+        return any(
+            rule.regime(before) != rule.regime(now)
+            for rule in {
+                attention.rotary.scaling for attention in self._settings if attention.rotary
+            }
+            for before, now in zip(self._filled_at, lengths, strict=True)
+        )
+
+    def _joined(self, new: Tensor | None, tokens: Tensor) -> Tensor | None:
+        """Which of all slots are real, or None when all are."""
+        if new is None and self._readable is None:
+            return None
+        if new is None:
+            new = torch.ones_like(tokens, dtype=torch.bool)
+        return new if self._tokens is None else torch.cat([self.readable, new], dim=1)
+
+    def _roll_back(self, length: int) -> None:
+        for layer in self.layers:
+            added = layer.total - length
+            if layer.can_trim(added):
+                layer.trim(added)
+            else:
+                self._broken = True
+
+
+def _positions(readable: Tensor | None, tokens: Tensor) -> Tensor:
+    """(1 or B, length) positions of all slots."""
+    if readable is None:
+        return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+    return counted_positions(readable)
+
+
+def _settings(config: DecoderConfig) -> list[AttentionConfig]:
+    return [layer.attention for layer in config.layers]
+
+
+def _without_rotary(config: DecoderConfig) -> list[AttentionConfig]:
+    return [attention.model_copy(update={"rotary": None}) for attention in _settings(config)]
+
+
+def _difference(old: list[AttentionConfig], new: list[AttentionConfig]) -> str | None:
+    if len(old) != len(new):
+        return f"{len(old)} layers, not {len(new)}"
+    for number, (before, now) in enumerate(zip(old, new, strict=True)):
+        for name in AttentionConfig.model_fields:
+            if getattr(before, name) != getattr(now, name):
+                return (
+                    f"layer {number} had {name} {getattr(before, name)!s}, "
+                    f"the decoder has {getattr(now, name)!s}"
+                )
+    return None

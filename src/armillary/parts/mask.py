@@ -1,0 +1,157 @@
+"""Which keys each query may read: causal order, window, padding, documents and a caller's own.
+
+`Visibility` describes the rule; rows of a boolean mask are made for one block of queries at a
+time, so that no T × T matrix is ever held. Order is that of the sequence, not of the rotary
+positions, and the last query stands beside the last key: with fewer queries than keys the
+triangle is aligned to the lower right.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """Queries start … stop − 1 and the keys first … last − 1 that they may read at all.
+
+    `mask` (1 or B, 1, stop − start, last − first), true meaning "may be read"; None when all of
+    these keys may be read by all of these queries.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """The rule by which T queries read S ≥ T keys.
+
+    Shapes: readable (B, S), false for padding; documents (B, S), equal numbers belong together;
+    allowed (1 or B, 1, T, S), the caller's own. All are combined with each other.
+    `window` w lets a query read its own key and the w − 1 before it.
+    """
+
+    n_queries: int
+    n_keys: int
+    causal: bool = True
+    window: int | None = None
+    readable: Tensor | None = None
+    documents: Tensor | None = None
+    allowed: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_queries > self.n_keys:
+            raise ValueError(f"{self.n_queries} queries cannot stand beside {self.n_keys} keys")
+
+    @property
+    def is_plainly_causal(self) -> bool:
+        """Whether the causal triangle alone, on equal counts, says it all."""
+        no_window = self.window is None or self.window >= self.n_keys
+        return self.causal and no_window and self.n_queries == self.n_keys and not self.may_be_empty
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a query might have nothing to read."""
+        return self.readable is not None or self.documents is not None or self.allowed is not None
+
+    def within(self, window: int | None, n_keys: int) -> "Visibility":
+        """The same rule for a layer with a window, or one that kept only the last keys."""
+        if window == self.window and n_keys == self.n_keys:
+            return self
+        gone = self.n_keys - n_keys
+        return replace(
+            self,
+            n_keys=n_keys,
+            window=window,
+            readable=None if self.readable is None else self.readable[:, gone:],
+            documents=None if self.documents is None else self.documents[:, gone:],
+            allowed=None if self.allowed is None else self.allowed[..., gone:],
+        )
+
+    def blocks(self, size: int, device: torch.device | None = None) -> Iterator[Block]:
+        """The queries in blocks of at most `size`, with masks on `device`."""
+        for start in range(0, self.n_queries, size):
+            yield self.block(start, min(start + size, self.n_queries), device)
+
+    def block(self, start: int, stop: int, device: torch.device | None = None) -> Block:
+        """The keys that queries start … stop − 1 may read."""
+        shift = self.n_keys - self.n_queries
+        last = shift + stop if self.causal else self.n_keys
+        first = 0 if self.window is None else max(0, shift + start - self.window + 1)
+        query = torch.arange(start + shift, stop + shift, device=device).unsqueeze(-1)
+        key = torch.arange(first, last, device=device)
+        parts: list[Tensor] = []
+        if self.causal and last > shift + start + 1:
+            parts.append(key <= query)
+        if self.window is not None and first < shift + stop - self.window:
+            parts.append(key > query - self.window)
+        if self.documents is not None:
+            own = self.documents[:, shift + start : shift + stop, None]
+            parts.append((own == self.documents[:, None, first:last]).unsqueeze(1))
+        if self.readable is not None:
+            parts.append(self.readable[:, None, None, first:last])
+        if self.allowed is not None:
+            parts.append(self.allowed[:, :, start:stop, first:last])
+        mask: Tensor | None = None
+        for part in parts:
+            mask = part if mask is None else mask & part
+        if mask is not None:
+            rows = mask.shape[0] if mask.dim() == 4 else 1
+            mask = mask.expand(rows, 1, stop - start, last - first)
+        return Block(start, stop, first, last, mask)
+
+
+def as_bool(mask: Tensor, what: str = "mask") -> Tensor:
+    """A boolean or 0/1 mask as booleans, true meaning "may be read".
+
+    Raises ValueError for other values (an additive mask of 0 and −∞ among them).
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"{what} must be boolean or hold only 0 and 1, where 1 means may be read")
+    return mask.bool()
+
+
+def split_mask(
+    mask: Tensor | None, batch: int, n_queries: int, n_keys: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """A caller's mask as (readable new tokens, allowed pairs); one of them is None.
+
+    Shapes: mask (B, T) over the new tokens, or (B, T, S) or (B, 1, T, S) over pairs, where
+    S = n_keys counts cached keys too. → readable (B, T), allowed (B, 1, T, S).
+    Raises ValueError for another shape.
+    """
+    if mask is None:
+        return None, None
+    mask = as_bool(mask)
+    if tuple(mask.shape) == (batch, n_queries):
+        return mask, None
+    if mask.dim() == 3:
+        mask = mask.unsqueeze(1)
+    if tuple(mask.shape) != (batch, 1, n_queries, n_keys):
+        raise ValueError(
+            f"mask of shape {tuple(mask.shape)} fits neither (B, T) = ({batch}, {n_queries}) nor "
+            f"(B, T, S) = ({batch}, {n_queries}, {n_keys})"
+        )
+    return None, mask
+
+
+def counted_positions(readable: Tensor, documents: Tensor | None = None) -> Tensor:
+    """Each token's position: the count of readable tokens before it, in its own document.
+
+    Shapes: readable, documents (B, T) → (B, T) int64. Padding, wherever it stands, is not
+    counted, and stands at 0 itself. A document's tokens must stand together.
+    """
+    before = readable.long().cumsum(-1) - readable.long()
+    if documents is not None:
+        begins = torch.ones_like(readable, dtype=torch.bool)
+        begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        before = before - torch.where(begins, before, 0).cummax(-1).values
+    return torch.where(readable.bool(), before, 0)
