@@ -159,6 +159,8 @@ def log_probabilities(logits: Tensor) -> Tensor:
 def likeliest(logits: Tensor, n: int) -> Tensor:
     """Rank the n likeliest tokens, best first. Shapes: (V,) or (B, V) → ids (n,) or (B, n)."""
     n = min(n, logits.shape[-1])
+    if n == 0:
+        return logits.new_zeros(*logits.shape[:-1], 0, dtype=torch.long)
     mask = _likeliest_mask(logits, logits.topk(n).values, n)
     ids = mask.nonzero()[:, -1].view(*logits.shape[:-1], n)
     order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices
