@@ -15,6 +15,7 @@ from armillary.config import (
     RotaryConfig,
 )
 from armillary.rope_scaling import Llama3, YaRN
+from support.downloads import smollm2_gguf
 
 ONE_LAYER = str(Path(__file__).parents[2] / "examples" / "one-layer.yaml")
 
@@ -189,6 +190,7 @@ def test_eighty_columns_hold_a_large_model(inspect, write, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = inspect(write(large()))
     assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text  # nothing was cut off
     for unbroken in [
         "scores (1, 32, 131072, 131072)",
         "two (4096, 14336)",
@@ -302,6 +304,30 @@ def test_the_config_of_a_checkpoint_points_to_its_directory(tmp_path, capsys):
     path.write_text('{"model_type": "llama", "hidden_size": 40}')
     assert main(["inspect", str(path)]) == 2
     assert "name a checkpoint by its directory" in capsys.readouterr().err
+
+
+@pytest.mark.download
+def test_smollm2_from_its_file(inspect):
+    path = smollm2_gguf()
+    facts = json.loads(inspect(path, "--json"))
+    assert facts["parameters"]["total"] == 134_515_008
+    assert facts["window"] == 8192
+    assert facts["format"] == "gguf"
+    # Header, metadata and padding are the rest of the file.
+    assert 0.97 * path.stat().st_size < sum(facts["stored_bytes"].values()) < path.stat().st_size
+    assert facts["cache"]["bytes_first_token"] == 2 * 30 * 3 * 64 * 4
+    assert facts["tokenizer"] == {
+        "vocab_size": 49152,
+        "bos": {"id": 1, "text": "<|im_start|>"},
+        "eos": [{"id": 2, "text": "<|im_end|>"}],
+        "chat_template": True,
+    }
+    shown = rows(inspect(path))
+    assert ("layers 0–29 (30 ×)",) in shown
+    assert ("layers 0–29", "30 × 3,540,096 = 106,202,880") in shown
+    assert ("total", "134,515,008") in shown
+    assert ("BOS", "1 '<|im_start|>'") in shown
+    assert ("rotary base", "100,000") in shown
 
 
 def test_help_begins_with_examples(inspect):

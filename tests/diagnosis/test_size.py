@@ -1,5 +1,4 @@
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,72 +28,19 @@ from armillary.diagnosis.size import (
 )
 from armillary.errors import UserError
 from armillary.parts.kv_cache import KVCache
+from support.models import VARIANTS, config, layer
 
-LAYER_NORM = NormConfig(kind="layer", bias=True)
-
-
-def attention(**options: object) -> AttentionConfig:
-    """Unequal sizes, so that h, h_kv, d_h and d cannot stand in for each other."""
-    return AttentionConfig(n_heads=6, n_kv_heads=2, d_head=10, **options)
-
-
-def layer(
-    attention_options: dict[str, object] | None = None,
-    feedforward_options: dict[str, object] | None = None,
-    **options: object,
-) -> LayerConfig:
-    return LayerConfig(
-        attention=attention(**(attention_options or {})),
-        feedforward=FeedForwardConfig(d_ff=24, **(feedforward_options or {})),
-        **options,
-    )
-
-
-def decoder_config(*layers: LayerConfig, **options: object) -> DecoderConfig:
-    return DecoderConfig(vocab_size=61, d_model=40, max_positions=32, layers=layers, **options)
-
-
-def switched_configs() -> Iterator[tuple[str, DecoderConfig]]:
-    """Every part switched, alone."""
-    for name, one_layer in {
-        "plain": layer(),
-        "qkv bias": layer({"qkv_bias": True}),
-        "out bias": layer({"out_bias": True}),
-        "qk norm": layer({"qk_norm": NormConfig()}),
-        "qk layer norm": layer({"qk_norm": LAYER_NORM}),
-        "rotation": layer({"rotary": RotaryConfig(d_rotary=6)}),
-        "window and cap": layer({"window": 4, "soft_cap": 20.0}),
-        "feed-forward bias": layer(None, {"bias": True}),
-        "fused": layer(None, {"fused": True}),
-        "fused with bias": layer(None, {"fused": True, "bias": True}),
-        "mlp": layer(None, {"kind": "mlp", "activation": "relu"}),
-        "mlp with bias": layer(None, {"kind": "mlp", "bias": True}),
-        "layer norm": layer(norm=LAYER_NORM),
-        "layer norm without bias": layer(norm=NormConfig(kind="layer")),
-        "post norm": layer(norm_placement="post"),
-        "sandwich norm": layer(norm_placement="sandwich", norm=LAYER_NORM),
-        "parallel": layer(residual="parallel"),
-        "parallel post": layer(residual="parallel", norm_placement="post"),
-        "parallel sandwich": layer(residual="parallel", norm_placement="sandwich"),
-        "parallel, shared norm": layer(residual="parallel_shared_norm"),
-    }.items():
-        yield name, decoder_config(one_layer)
-    for name, options in {
-        "tied": {"tie_head": True},
-        "head bias": {"head_bias": True},
-        "tied with bias": {"tie_head": True, "head_bias": True},
-        "learned positions": {"position_table": "learned"},
-        "sinusoidal positions": {"position_table": "sinusoidal"},
-        "no final norm": {"final_norm": None},
-        "final layer norm": {"final_norm": LAYER_NORM},
-        "scales": {"embedding_scale": 6.0, "final_soft_cap": 30.0},
-    }.items():
-        yield name, decoder_config(layer(), **options)
-    kinds = (layer({"window": 4}), layer(None, {"kind": "mlp"}), layer(residual="parallel"))
-    yield "different layers", decoder_config(*kinds, *kinds)
-
-
-SWITCHED = dict(switched_configs())
+# Every part switched, alone, and some that go together.
+SWITCHED = VARIANTS | {
+    "layer norm without bias": config(layer(norm=NormConfig(kind="layer"))),
+    "parallel post norm": config(layer(residual="parallel", norm_placement="post")),
+    "fused without bias": config(layer(feedforward={"fused": True})),
+    "glu with bias": config(layer(feedforward={"bias": True})),
+    "different layers": config(
+        *[layer(attention={"window": 4}), layer(feedforward={"kind": "mlp"})] * 2,
+        layer(residual="parallel"),
+    ),
+}
 ONE_LAYER = DecoderConfig(
     vocab_size=16,
     d_model=8,
@@ -112,14 +58,14 @@ ONE_LAYER = DecoderConfig(
 
 @pytest.mark.parametrize("name", SWITCHED)
 def test_parameters_are_those_of_the_decoder(name):
-    config = SWITCHED[name]
+    model = SWITCHED[name]
     with torch.device("meta"):
         built = {
             ours.replace("head_bias", "head.bias"): tuple(parameter.shape)
-            for ours, parameter in Decoder(config).named_parameters()
+            for ours, parameter in Decoder(model).named_parameters()
         }
-    assert parameter_shapes(config) == built
-    assert parameter_count(config) == sum(math.prod(shape) for shape in built.values())
+    assert parameter_shapes(model) == built
+    assert parameter_count(model) == sum(math.prod(shape) for shape in built.values())
 
 
 def test_steps_and_shapes_of_the_specification():
@@ -147,29 +93,33 @@ def test_steps_and_shapes_of_the_specification():
 
 
 def test_matrices_are_written_in_out_and_tables_as_they_are():
-    (group,) = layer_groups(decoder_config(layer()), 1, 1)
+    (group,) = layer_groups(config(layer()), 1, 1)
     shapes = {w.name: w.written_shape for step in group.steps for w in step.weights}
     assert shapes["attention.q.weight"] == (40, 60)
     assert shapes["attention.k.weight"] == (40, 20)
     assert shapes["feedforward.down.weight"] == (24, 40)
-    outside = outer_steps(decoder_config(layer(), position_table="learned"), 1, 1)
+    outside = outer_steps(config(layer(), position_table="learned"), 1, 1)
     shapes = {w.name: w.written_shape for step in outside for w in step.weights}
     assert shapes["embedding.weight"] == (61, 40)
-    assert shapes["position_table.weight"] == (32, 40)
+    assert shapes["position_table.weight"] == (64, 40)
     assert shapes["head.weight"] == (40, 61)
 
 
 @pytest.mark.parametrize(
     ("one_layer", "steps"),
     [
-        (layer({"qk_norm": NormConfig()}), ["split heads, norm q and k"]),
         (
-            layer({"qk_norm": NormConfig(), "rotary": RotaryConfig(d_rotary=6)}),
-            ["split heads, norm q and k", "rotate q and k (6 of 10 channels)"],
+            layer(attention={"qk_norm": NormConfig()}),
+            ["split heads, norm q and k", "rotate q and k"],
         ),
         (
-            layer({"window": 4, "soft_cap": 20.0, "dropout": 0.1}),
-            ["split heads", "causal attention, window 4, scores capped at 20, dropout 0.1"],
+            layer(rotary={"d_rotary": 6}, attention={"qk_norm": NormConfig()}),
+            ["split heads, norm q and k", "rotate q and k (6 of 10 channels)"],
+        ),
+        (layer(attention={"rotary": None}), ["split heads"]),
+        (
+            layer(attention={"window": 4, "soft_cap": 20.0, "dropout": 0.1}),
+            ["causal attention, window 4, scores capped at 20, dropout 0.1"],
         ),
         (
             layer(norm_placement="sandwich"),
@@ -192,18 +142,18 @@ def test_matrices_are_written_in_out_and_tables_as_they_are():
             ],
         ),
         (layer(residual="parallel_shared_norm"), ["norm 1, read by both sub-layers"]),
-        (layer(None, {"kind": "mlp", "activation": "relu"}), ["up", "ReLU, down"]),
-        (layer(None, {"fused": True}), ["gate and up in one", "SiLU, product, down"]),
+        (layer(feedforward={"kind": "mlp", "activation": "relu"}), ["up", "ReLU, down"]),
+        (layer(feedforward={"fused": True}), ["gate and up in one", "SiLU, product, down"]),
     ],
 )
 def test_what_a_layer_switches_on_is_a_step(one_layer, steps):
-    (group,) = layer_groups(decoder_config(one_layer), 1, 5)
+    (group,) = layer_groups(config(one_layer), 1, 5)
     names = [step.name for step in group.steps]
     assert [name for name in names if name in steps] == steps
 
 
 def test_post_norm_reads_the_input_unnormalised():
-    (group,) = layer_groups(decoder_config(layer(norm_placement="post")), 1, 5)
+    (group,) = layer_groups(config(layer(norm_placement="post")), 1, 5)
     names = [step.name for step in group.steps]
     assert "norm 1" not in names
     assert "norm 2" not in names
@@ -213,17 +163,17 @@ def test_post_norm_reads_the_input_unnormalised():
 @pytest.mark.parametrize("name", SWITCHED)
 def test_every_step_ends_in_the_shape_that_the_next_reads(name):
     """A layer gives what it was given; so do the steps outside, up to the vocabulary."""
-    config = SWITCHED[name]
-    for group in layer_groups(config, 2, 5):
+    model = SWITCHED[name]
+    for group in layer_groups(model, 2, 5):
         assert group.steps[-1].outputs[-1].shape == (2, 5, 40)
-    shapes = [step.outputs[-1].shape for step in outer_steps(config, 2, 5)]
+    shapes = [step.outputs[-1].shape for step in outer_steps(model, 2, 5)]
     assert shapes[:-1] == [(2, 5, 40)] * (len(shapes) - 1)
     assert shapes[-1] == (2, 5, 61)
 
 
 def test_equal_layers_are_one_group_wherever_they_stand():
-    local, full = layer({"window": 4}), layer()
-    groups = layer_groups(decoder_config(local, full, local, local), 1, 1)
+    local, full = layer(attention={"window": 4}), layer()
+    groups = layer_groups(config(local, full, local, local), 1, 1)
     assert [group.indices for group in groups] == [(0, 2, 3), (1,)]
     assert groups[0].parameters == 3 * groups[0].parameters_each
 
@@ -253,44 +203,46 @@ def test_smollm2_and_llama_3_have_the_sizes_that_are_published():
 
 
 def test_a_tied_head_is_counted_once_and_multiplied_with():
-    untied, tied = decoder_config(layer()), decoder_config(layer(), tie_head=True)
+    untied, tied = config(layer()), config(layer(), tie_head=True)
     assert parameter_count(untied) - parameter_count(tied) == 61 * 40
     assert multiplied_parameters(untied) == multiplied_parameters(tied)
 
 
 def test_cache_bytes_are_those_that_a_cache_allocates():
-    config = decoder_config(layer(), layer({"rotary": RotaryConfig(d_rotary=10)}))
-    cache = KVCache(config, batch=3, capacity=7)
-    Decoder(config).to(torch.bfloat16)(torch.zeros(3, 5, dtype=torch.int64), cache=cache)
+    model = config(layer(), layer(attention={"rotary": None}))
+    cache = KVCache(model, batch=3, capacity=7)
+    Decoder(model).to(torch.bfloat16)(torch.zeros(3, 5, dtype=torch.int64), cache=cache)
     allocated = sum(store.nbytes for store in cache.layers)
-    assert cache_bytes(config, "bfloat16", length=7, batch=3) == allocated
+    assert cache_bytes(model, "bfloat16", length=7, batch=3) == allocated
     # cases.md 63: key/value heads, never query heads
-    assert cache_bytes_per_token(config, "bfloat16") == 2 * 2 * 2 * 10 * 2
+    assert cache_bytes_per_token(model, "bfloat16") == 2 * 2 * 2 * 10 * 2
 
 
 def test_a_window_bounds_its_layer_of_the_cache():
-    config = decoder_config(layer({"window": 4}), layer())
+    model = config(layer(attention={"window": 4}), layer())
     each = 2 * 2 * 10 * 4
-    assert cache_bytes(config, "float32", 3) == 2 * 3 * each
-    assert cache_bytes(config, "float32", 9) == (4 + 9) * each
-    assert cache_bytes_per_token(config, "float32", 4) == 2 * each
-    assert cache_bytes_per_token(config, "float32", 5) == each
+    assert cache_bytes(model, "float32", 3) == 2 * 3 * each
+    assert cache_bytes(model, "float32", 9) == (4 + 9) * each
+    assert cache_bytes_per_token(model, "float32", 4) == 2 * each
+    assert cache_bytes_per_token(model, "float32", 5) == each
 
 
-@pytest.mark.parametrize("name", ["plain", "qkv bias", "fused with bias", "mlp with bias", "tied"])
+@pytest.mark.parametrize(
+    "name", ["plain", "qkv bias", "one kv head", "fused glu", "mlp relu", "tied head"]
+)
 def test_flops_of_a_pass_are_those_that_torch_counts(name):
     """Torch counts scores for all pairs, as if each of the T tokens read T positions."""
-    config = SWITCHED[name]
-    decoder, tokens = Decoder(config), torch.zeros(2, 7, dtype=torch.int64)
-    assert counted_flops(decoder, tokens) == 2 * 7 * forward_flops(config, 7)
+    model = SWITCHED[name]
+    decoder, tokens = Decoder(model), torch.zeros(2, 7, dtype=torch.int64)
+    assert counted_flops(decoder, tokens) == 2 * 7 * forward_flops(model, 7)
 
 
 def test_flops_of_a_token_after_others_are_those_that_torch_counts():
-    config = decoder_config(layer(), layer({"window": 4}))
-    decoder, cache = Decoder(config), KVCache(config, batch=1, capacity=16)
+    model = config(layer(), layer(attention={"window": 4}))
+    decoder, cache = Decoder(model), KVCache(model, batch=1, capacity=16)
     decoder(torch.zeros(1, 8, dtype=torch.int64), cache=cache)
     ninth = torch.zeros(1, 1, dtype=torch.int64)
-    assert counted_flops(decoder, ninth, cache=cache) == forward_flops(config, 9)
+    assert counted_flops(decoder, ninth, cache=cache) == forward_flops(model, 9)
 
 
 def counted_flops(decoder: Decoder, tokens: torch.Tensor, **options: object) -> int:
@@ -301,8 +253,8 @@ def counted_flops(decoder: Decoder, tokens: torch.Tensor, **options: object) -> 
 
 
 def test_attention_flops_stop_growing_at_the_window():
-    config = decoder_config(layer({"window": 4}), layer())
-    assert attention_flops(config, 9) == 4 * 6 * 10 * (4 + 9)
+    model = config(layer(attention={"window": 4}), layer())
+    assert attention_flops(model, 9) == 4 * 6 * 10 * (4 + 9)
 
 
 @pytest.mark.parametrize(("batch", "length"), [(0, 3), (2, 0)])
@@ -312,10 +264,10 @@ def test_sizes_below_one_are_refused(batch, length):
 
 
 def test_a_learned_table_bounds_the_length():
-    config = decoder_config(layer(), position_table="learned")
-    layer_groups(config, 1, 32)
-    with pytest.raises(UserError, match="length is 33, but the learned position table ends at 32"):
-        layer_groups(config, 1, 33)
+    model = config(layer(), position_table="learned")
+    layer_groups(model, 1, 64)
+    with pytest.raises(UserError, match="length is 65, but the learned position table ends at 64"):
+        layer_groups(model, 1, 65)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,10 @@ def cache_bytes_per_token(config: DecoderConfig, dtype: str, length: int = 1) ->
 
 
 def cache_bytes(config: DecoderConfig, dtype: str, length: int, batch: int = 1) -> int:
-    """Bytes of the cache after T tokens of each of B sequences; a window bounds its layer."""
+    """Bytes that a cache must hold after T tokens of each of B sequences.
+
+    A layer with a window keeps no more than that; room that a cache keeps spare is not counted.
+    """
     numbers = sum(
         2 * layer.attention.n_kv_heads * layer.attention.d_head * keys_read(layer.attention, length)
         for layer in config.layers
