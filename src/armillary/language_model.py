@@ -1,0 +1,248 @@
+"""A decoder with its tokenizer: load, save, generate, chat.
+
+lm = armillary.load("smollm2-135m", dtype="float32")
+lm.generate("The capital of France is", max_tokens=8, temperature=0).text
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+from armillary.chat import ChatTemplate, Message
+from armillary.checkpoints import open_checkpoint, save_armillary
+from armillary.checkpoints.checkpoint import Checkpoint
+from armillary.checkpoints.locate import locate
+from armillary.config import DecoderConfig
+from armillary.decoder import Decoder
+from armillary.errors import UserError
+from armillary.generation.batch import generate
+from armillary.generation.decode import FinishReason, TokenEvent, TokenLogprob
+from armillary.generation.sampling import SamplingConfig
+from armillary.parts.kv_cache import KVCache
+from armillary.tokenizer import Tokenizer
+from armillary.weights import build_filled, to_write
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished completion.
+
+    `finish_reason`: "eos" for an end-of-sequence token (the last of `token_ids`, without text),
+    "stop" for a stop string (which is not in `text`), "length" for the last token allowed.
+    `logprobs` has an entry per token when they were asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass
+class LanguageModel:
+    """A decoder, its tokenizer, and how its makers sample from it.
+
+    `defaults` are the sampling options that the checkpoint states; what a call passes goes before
+    them. `eos_ids` end a completion. `notices` are things about the checkpoint that a user should
+    hear of. Calls that go on one after the other share nothing but a cache that is passed in.
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    eos_ids: tuple[int, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder's configuration."""
+        return self.decoder.config
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template. Raises UserError when it has none."""
+        if self.tokenizer.chat_template is None:
+            raise UserError("this model has no chat template; use generate with a plain prompt")
+        return ChatTemplate(self.tokenizer.chat_template, self.tokenizer)
+
+    @overload
+    def generate(self, prompt: Prompt, **options: Any) -> Generation: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Any
+    ) -> list[Generation]: ...
+
+    def generate(self, prompt: Any, **options: Any) -> Generation | list[Generation]:
+        """Continue a prompt (a text or token ids), or each of a list of prompts as one batch.
+
+        `options` are those of SamplingConfig: max_tokens, temperature, top_k, top_p, min_p,
+        repetition_penalty, seed, stop, logprobs, ignore_eos; and `cache`, a KVCache to go on
+        from (one prompt only). A batch gives each prompt the text that it gets alone.
+        Raises UserError for options out of range, an empty prompt, or one too long.
+        """
+        prompts = _as_batch(prompt)
+        if prompts is None:
+            return self._generate([prompt], options)[0]
+        return self._generate(prompts, options)
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[TokenEvent]:
+        """Continue one prompt, giving each token with the text that it made certain.
+
+        An event's text may be empty and never ends inside a character. Dropping the iterator
+        stops the work. Options and errors as for `generate`; errors come before the first token.
+        """
+        return self._events([self.encode(prompt)], options)
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """Answer a conversation: messages are {"role": …, "content": …} dicts."""
+        return self.generate(self.chat_template.encode(messages), **options)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text under the tokenizer's own BOS rule; ids are passed on as they are.
+
+        Control tokens written in a text stay text.
+        """
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write config, weights, tokenizer and a manifest with checksums, all or nothing.
+
+        Raises UserError when the directory cannot be written or holds something else.
+        """
+        generation = {**self.defaults, "eos_token_id": list(self.eos_ids)}
+        save_armillary(
+            Path(directory), self.config, to_write(self.decoder), self.tokenizer, generation
+        )
+
+    def sampling(self, prompt_tokens: int, options: Mapping[str, Any]) -> SamplingConfig:
+        """The options of a call over the checkpoint's own over the general defaults.
+
+        A `max_tokens` that nobody asked for is cut to the room that the window leaves.
+        """
+        known = {entry.name for entry in fields(SamplingConfig)}
+        for name in options:
+            if name not in known:
+                raise UserError(f"{name} is no option of generation; known are {', '.join(known)}")
+        merged: dict[str, Any] = {**self.defaults, **options}
+        if "max_tokens" not in merged:
+            room = self.config.max_positions - prompt_tokens
+            merged["max_tokens"] = max(1, min(SamplingConfig.max_tokens, room))
+        return SamplingConfig(**merged)
+
+    def _generate(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[Generation]:
+        ids = [self.encode(prompt) for prompt in prompts]
+        events: list[list[TokenEvent]] = [[] for _ in ids]
+        for event in self._events(ids, options):
+            events[event.index].append(event)
+        return [_joined(part, len(prompt)) for part, prompt in zip(events, ids, strict=True)]
+
+    def _events(
+        self, prompts: Sequence[list[int]], options: Mapping[str, Any]
+    ) -> Iterator[TokenEvent]:
+        options = dict(options)
+        cache: KVCache | None = options.pop("cache", None)
+        configs = [self.sampling(len(prompt), options) for prompt in prompts]
+        return generate(
+            self.decoder, self.tokenizer, prompts, configs, eos_ids=self.eos_ids, cache=cache
+        )
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    ignore_keys: Sequence[str] = (),
+    allow_missing: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> LanguageModel:
+    """The model that an alias, a directory, a .gguf file or a Hub id names.
+
+    `dtype`: float32, float64, bfloat16 or float16; auto is bfloat16 for files in it, else
+    float32. `device`: as torch names it; auto is a GPU where torch finds one, else the CPU.
+    `ignore_keys` are configuration keys to pass over that are otherwise refused as unknown.
+    `progress` is called with the parameters filled and their count.
+    Raises UserError in one line for what cannot be found, read or used.
+    """
+    checkpoint = open_checkpoint(
+        locate(os.fspath(name)), ignore_keys=ignore_keys, allow_missing=allow_missing
+    )
+    if checkpoint.tokenizer is None:
+        raise UserError(f"{checkpoint.source}: has no tokenizer; put tokenizer.json beside it")
+    decoder = build_filled(
+        checkpoint.config,
+        checkpoint.tensors,
+        dtype=_dtype(dtype, checkpoint),
+        device=_device(device),
+        allow_missing=allow_missing,
+        progress=progress,
+    )
+    defaults, eos_ids = _stated(checkpoint)
+    return LanguageModel(
+        decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(checkpoint.notices)
+    )
+
+
+def _stated(checkpoint: Checkpoint) -> tuple[dict[str, object], tuple[int, ...]]:
+    """The sampling options and the EOS ids that a checkpoint states."""
+    assert checkpoint.tokenizer is not None
+    options = {entry.name for entry in fields(SamplingConfig)}
+    stated = dict(checkpoint.generation)
+    eos = stated.get("eos_token_id", checkpoint.tokenizer.eos_ids)
+    eos_ids = (eos,) if isinstance(eos, int) else tuple(eos)
+    return {name: value for name, value in stated.items() if name in options}, eos_ids
+
+
+def _dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
+    if name == "auto":
+        stored = {
+            tensor.encoding for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1
+        }
+        return torch.bfloat16 if stored == {"BF16"} else torch.float32
+    if name not in DTYPES:
+        raise UserError(f"dtype {name!r} is not known; known are auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used: {reason}") from error
+
+
+def _as_batch(prompt: Any) -> Sequence[Prompt] | None:
+    """The prompts of a batch, or None when `prompt` is a single one."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return None
+    whole = all(isinstance(item, int) for item in prompt)
+    return None if whole and prompt else prompt
+
+
+def _joined(events: Sequence[TokenEvent], prompt_tokens: int) -> Generation:
+    reason = events[-1].finish_reason
+    assert reason is not None
+    logprobs = tuple(event.logprob for event in events if event.logprob is not None)
+    return Generation(
+        text="".join(event.text for event in events),
+        token_ids=tuple(event.token_id for event in events),
+        finish_reason=reason,
+        prompt_tokens=prompt_tokens,
+        logprobs=logprobs or None,
+    )

@@ -1,0 +1,112 @@
+"""Named arrays ↔ a decoder's parameters.
+
+Every parameter is filled once, by the tensor of its own name and shape; anything else is an error.
+Knows the names and shapes that the decoder declares, and nothing of where the arrays come from.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
+from armillary.config import DecoderConfig
+from armillary.decoder import Decoder
+from armillary.errors import CheckpointError
+from armillary.strict_dict import nearest
+
+ENCODINGS: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
+_DTYPES = {encoding: dtype for dtype, encoding in ENCODINGS.items()}
+
+
+def build_filled(
+    config: DecoderConfig,
+    tensors: Mapping[str, StoredTensor],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    allow_missing: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Decoder:
+    """A decoder whose parameters are the stored tensors, brought to `dtype`.
+
+    Beside the decoder itself only about a MiB is held at a time. Parameters that no tensor fills
+    are an error, or with `allow_missing` NaN, so that nobody takes them for weights. `progress`
+    is called with the parameters filled and their count.
+    Raises CheckpointError for missing, extra or misshapen tensors, naming them.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    wanted = dict(decoder.named_parameters())
+    _check(wanted, tensors, allow_missing)
+    for done, (name, parameter) in enumerate(wanted.items(), start=1):
+        filled = torch.empty(parameter.shape, dtype=dtype, device=device)
+        if name in tensors:
+            read_into(filled, tensors[name])
+        else:
+            filled.fill_(float("nan"))
+        module, _, attribute = name.rpartition(".")
+        setattr(decoder.get_submodule(module), attribute, nn.Parameter(filled))
+        if progress is not None:
+            progress(done, len(wanted))
+    return decoder.eval()
+
+
+def _check(
+    wanted: Mapping[str, Tensor], tensors: Mapping[str, StoredTensor], allow_missing: bool
+) -> None:
+    missing = [name for name in wanted if name not in tensors]
+    if missing and not allow_missing:
+        raise CheckpointError(
+            f"{len(missing)} of {len(wanted)} parameters have no tensor: {_some(missing)}; "
+            "complete the checkpoint, or load what is there with --allow-missing"
+        )
+    for name, tensor in tensors.items():
+        if name not in wanted:
+            raise CheckpointError(
+                f"{tensor.where}: tensor {tensor.name} fills {name}, which this configuration "
+                f"does not have{nearest(name, wanted)}"
+            )
+        if tensor.shape != tuple(wanted[name].shape):
+            raise CheckpointError(
+                f"{tensor.where}: tensor {tensor.name} has shape {tensor.shape}, but the "
+                f"configuration needs {tuple(wanted[name].shape)} for {name}"
+            )
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def read_into(target: Tensor, tensor: StoredTensor) -> None:
+    """Copy a stored tensor into one of the same shape, converting by blocks of rows."""
+    same_type = _DTYPES.get(tensor.encoding) == target.dtype
+    rows = target.view(tensor.n_rows, -1)
+    for start, stop in tensor.row_blocks():
+        if same_type:
+            raw = torch.from_numpy(tensor.stored_rows(start, stop).copy())
+            block = raw.view(target.dtype)
+        else:
+            block = torch.from_numpy(tensor.rows(start, stop))
+        rows[start:stop].copy_(block.view(stop - start, -1))
+    tensor.release()
+
+
+def to_write(decoder: Decoder) -> Iterator[TensorToWrite]:
+    """What a writer needs of each parameter, in its own type; bytes are made when due."""
+    for name, parameter in decoder.named_parameters():
+        shape = tuple(parameter.shape)
+        yield TensorToWrite(name, ENCODINGS[parameter.dtype], shape, _chunks(parameter))
+
+
+def _chunks(parameter: Tensor) -> Iterator[NDArray[np.uint8]]:
+    data = parameter.detach().cpu().contiguous()
+    yield data.reshape(-1).view(torch.uint8).numpy()
