@@ -180,8 +180,8 @@ class DynamicNTK:
 
     def frequencies(self, base: float, d_rotary: int, length: int) -> Frequencies:
         """θ for the base that the length asks for."""
-        turned = self.regime(length) / self.original_window
-        stretch = self.factor * turned - (self.factor - 1)
+        # f·ℓ/M − (f − 1), arranged so that it is exactly 1 up to the original window.
+        stretch = 1 + self.factor * (self.regime(length) / self.original_window - 1)
         return base_frequencies(_ntk_base(base, d_rotary, stretch), d_rotary)
 
     def attention_factor(self) -> float:
