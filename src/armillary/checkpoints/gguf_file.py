@@ -161,7 +161,7 @@ class _TensorEntry:
         n_dimensions = cursor.uint32()
         if n_dimensions > _MAX_DIMENSIONS:
             raise cursor.fault(
-                f"tensor {name!r:.80} has {n_dimensions} dimensions; at most {_MAX_DIMENSIONS} are read"
+                f"tensor {name!r:.80} has {n_dimensions} dimensions; {_MAX_DIMENSIONS} are read"
             )
         # The file says the fastest dimension first, torch says it last.
         shape = tuple(cursor.uint64() for _ in range(n_dimensions))[::-1]

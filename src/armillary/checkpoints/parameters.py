@@ -1,0 +1,135 @@
+"""The parameters that a decoder has, and the tensors of a file that fill them.
+
+Every tensor of the file is assigned once and every parameter filled, or it is an error.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from armillary.checkpoints.tensors import StoredTensor
+from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, NormConfig
+from armillary.errors import CheckpointError
+from armillary.strict_dict import nearest
+
+Shape = tuple[int, ...]
+_LISTED = 3
+
+
+def parameter_shapes(config: DecoderConfig) -> dict[str, Shape]:
+    """Name and shape of each parameter, in the order of the computation."""
+    d = config.d_model
+    shapes: dict[str, Shape] = {"embedding.weight": (config.vocab_size, d)}
+    if config.position_table == "learned":
+        shapes["position_table.weight"] = (config.max_positions, d)
+    for i, layer in enumerate(config.layers):
+        shared = layer.residual == "parallel_shared_norm"
+        reads = (
+            [] if layer.norm_placement == "post" else ["norm1"] if shared else ["norm1", "norm2"]
+        )
+        gives = [] if layer.norm_placement == "pre" else ["post_norm1", "post_norm2"]
+        parts: list[tuple[str, Shape]] = []
+        for name in (*reads, *gives):
+            parts += _norm(name, d, layer.norm)
+        parts += _attention(layer.attention, d)
+        parts += _feedforward(layer.feedforward, d)
+        shapes.update({f"layers.{i}.{name}": shape for name, shape in parts})
+    if config.final_norm is not None:
+        shapes.update(_norm("final_norm", d, config.final_norm))
+    if not config.tie_head:
+        shapes["head.weight"] = (config.vocab_size, d)
+    if config.head_bias:
+        shapes["head.bias"] = (config.vocab_size,)
+    return shapes
+
+
+def _attention(config: AttentionConfig, d: int) -> Iterator[tuple[str, Shape]]:
+    width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    for name, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
+        yield from _linear(f"attention.{name}", rows, d, config.qkv_bias)
+    yield from _linear("attention.out", d, width, config.out_bias)
+    if config.qk_norm is not None:
+        yield from _norm("attention.q_norm", config.d_head, config.qk_norm)
+        yield from _norm("attention.k_norm", config.d_head, config.qk_norm)
+
+
+def _feedforward(config: FeedForwardConfig, d: int) -> Iterator[tuple[str, Shape]]:
+    if config.fused:
+        yield from _linear("feedforward.gate_up", 2 * config.d_ff, d, config.bias)
+    else:
+        if config.kind == "glu":
+            yield from _linear("feedforward.gate", config.d_ff, d, config.bias)
+        yield from _linear("feedforward.up", config.d_ff, d, config.bias)
+    yield from _linear("feedforward.down", d, config.d_ff, config.bias)
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)
+
+
+def _norm(name: str, width: int, config: NormConfig) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (width,)
+    if config.bias:
+        yield f"{name}.bias", (width,)
+
+
+def template_of(name: str) -> str:
+    """`layers.3.norm1.weight` → `layers.{i}.norm1.weight`; names outside layers as they are."""
+    parts = name.split(".")
+    return ".".join(["layers", "{i}", *parts[2:]]) if parts[0] == "layers" else name
+
+
+def names_in_file(
+    config: DecoderConfig, templates: Mapping[str, str], where: str
+) -> dict[str, str]:
+    """Our name of each parameter → the file's, by a family's table.
+
+    Raises CheckpointError for a parameter that the table does not know.
+    """
+    names = {}
+    for name in parameter_shapes(config):
+        template = template_of(name)
+        if template not in templates:
+            raise CheckpointError(f"{where}: this family has no name for the parameter {name}")
+        number = name.split(".")[1] if template != name else ""
+        names[name] = templates[template].replace("{i}", number)
+    return names
+
+
+def assign(
+    config: DecoderConfig,
+    found: Mapping[str, StoredTensor],
+    names: Mapping[str, str],
+    where: str,
+    allow_missing: bool = False,
+) -> dict[str, StoredTensor]:
+    """The tensors by our names.
+
+    Raises CheckpointError when a parameter has no tensor (unless `allow_missing`), a tensor no
+    parameter, or the shapes differ; the message names them all or the first few.
+    """
+    expected = {theirs: ours for ours, theirs in names.items()}
+    missing = [theirs for theirs in expected if theirs not in found]
+    extra = [theirs for theirs in found if theirs not in expected]
+    faults = []
+    if missing and not allow_missing:
+        faults.append("missing " + _some(missing, extra))
+    if extra:
+        faults.append("belonging to no parameter " + _some(extra, missing or list(expected)))
+    if faults:
+        raise CheckpointError(f"{where}: tensors do not fit the decoder: {'; '.join(faults)}")
+    shapes = parameter_shapes(config)
+    for theirs, tensor in found.items():
+        shape = shapes[expected[theirs]]
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{tensor.where}: tensor {theirs!r} has shape {list(tensor.shape)}, "
+                f"the configuration asks for {list(shape)}"
+            )
+    return {ours: found[theirs].renamed(ours) for ours, theirs in names.items() if theirs in found}
+
+
+def _some(names: list[str], candidates: list[str]) -> str:
+    listed = [f"{name!r:.120}{nearest(name, candidates)}" for name in names[:_LISTED]]
+    more = len(names) - len(listed)
+    return ", ".join(listed) + (f" and {more} more" if more else "")
