@@ -22,11 +22,13 @@ import typer
 
 from armillary import __version__
 from armillary.cli._options import Debug, Invocation
+from armillary.cli.chat import chat
+from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
 from armillary.cli.pull import pull
 from armillary.errors import UserError
 
-COMMANDS: tuple[Callable[..., None], ...] = (inspect, pull)
+COMMANDS: tuple[Callable[..., None], ...] = (pull, inspect, generate, chat)
 
 app = typer.Typer(
     name="armillary",
@@ -60,6 +62,8 @@ def _root(
 
     Examples:
       armillary pull smollm2-135m
+      armillary generate smollm2-135m "The capital of France is"
+      armillary chat smollm2-135m
       armillary inspect smollm2-135m
       armillary COMMAND --help
 

@@ -1,0 +1,128 @@
+"""The options of `generate` and `chat` that concern loading and sampling, and what they come to."""
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from armillary.cli._options import progress_console
+
+if TYPE_CHECKING:
+    from armillary.language_model import LanguageModel
+
+_SAMPLING = "Sampling"
+_LOADING = "Loading"
+
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Tokens to generate at most (default: 256, or what the window leaves).",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        metavar="T",
+        help="0 takes the likeliest token; higher is more varied (default: the model's, else 1).",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        help="Choose among the K likeliest tokens; 0 among all.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        metavar="P",
+        help="Choose among the likeliest tokens that together reach P.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        metavar="P",
+        help="Leave out tokens less likely than P times the likeliest.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        help="Above 1 makes tokens that were there before less likely.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="The same seed gives the same text.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="End before this text (may be repeated).",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE",
+        help="float32, bfloat16, float16, float64; auto is the file's when it is bfloat16, "
+        "else float32.",
+        rich_help_panel=_LOADING,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="cpu, cuda, cuda:1 …; auto is a GPU where there is one.",
+        rich_help_panel=_LOADING,
+    ),
+]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given; the others are left to the model."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def load_model(
+    model: str, dtype: str, device: str, ignore_key: list[str] | None
+) -> "LanguageModel":
+    """Find, fetch if need be, and load a model, with progress and notices on standard error."""
+    from armillary.checkpoints.locate import locate
+    from armillary.cli._progress import TransferProgress
+
+    with TransferProgress() as progress:
+        path = locate(model, progress=progress.report)
+    console = progress_console()
+    with console.status(f"loading {model}") if console.is_terminal else nullcontext():
+        from armillary.language_model import load
+
+        lm = load(path, dtype=dtype, device=device, ignore_keys=tuple(ignore_key or ()))
+    for notice in lm.notices:
+        console.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
+    return lm
