@@ -364,12 +364,14 @@ def extend(
     documents: ArrayLike | None,
 ) -> Slots:
     """The p old slots followed by T new ones; the arguments are those of `forward`."""
-    new = np.asarray(tokens, dtype=np.int64)
+    new = _integers("tokens", tokens)
     B, T = new.shape
     p, S = old.count, old.count + T
     new_real, permitted = read_mask(mask, B, T, S)
     real = np.concatenate([old.real, new_real], axis=1)
-    new_documents = np.zeros((B, T), np.int64) if documents is None else np.asarray(documents)
+    new_documents = np.zeros((B, T), np.int64)
+    if documents is not None:
+        new_documents = _integers("documents", documents)
     of = np.concatenate([old.documents, _shaped("documents", new_documents, (B, T))], axis=1)
 
     # A new token (axis 1) and a slot (axis 2) are kin when the slot is real and of its document.
@@ -402,7 +404,10 @@ def read_mask(mask: ArrayLike | None, B: int, T: int, S: int) -> tuple[Booleans,
     real, permitted = np.ones((B, T), dtype=bool), np.ones((B, T, S), dtype=bool)
     if mask is None:
         return real, permitted
-    given = np.asarray(mask).astype(bool)
+    given = np.asarray(mask)
+    if not np.isin(given, (0, 1)).all():
+        raise ValueError("a mask has only 0 and 1, or false and true; true means may be read")
+    given = given.astype(bool)
     if given.ndim == 2:
         return _shaped("mask", given, (B, T)), permitted
     if given.ndim == 4:
@@ -412,10 +417,17 @@ def read_mask(mask: ArrayLike | None, B: int, T: int, S: int) -> tuple[Booleans,
 
 def read_positions(positions: ArrayLike, B: int, T: int) -> Integers:
     """(T,) for all rows, or (B, T) → (B, T)."""
-    given = np.asarray(positions, dtype=np.int64)
+    given = _integers("positions", positions)
     if given.ndim == 1:
         return np.broadcast_to(_shaped("positions", given, (T,)), (B, T))
     return _shaped("positions", given, (B, T))
+
+
+def _integers(name: str, given: ArrayLike) -> Integers:
+    array = np.asarray(given)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name} are integers, not {array.dtype}")
+    return array.astype(np.int64)
 
 
 def _shaped(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
