@@ -102,15 +102,19 @@ class StrictDict:
         """Return the keys of this mapping that nobody asked for; a null was said by nobody."""
         return [key for key in self._entries if key not in self._known and key in self]
 
-    def finish(self) -> None:
-        """Raise ConfigError when an entry was never read, naming the nearest key that was."""
+    def finish(self, remedy: str = "") -> None:
+        """Raise ConfigError when an entry was never read, naming the nearest key that was.
+
+        `remedy`, what the user can do about it, ends the message.
+        """
         for section in self._sections.values():
-            section.finish()
+            section.finish(remedy)
         unread = self.unread()
         if unread:
             named = ", ".join(f"{key!r}{nearest(key, self._known)}" for key in unread)
             plural = "s" if len(unread) > 1 else ""
-            raise ConfigError(f"{self.where}: unknown key{plural} {named}")
+            ending = f"; {remedy}" if remedy else ""
+            raise ConfigError(f"{self.where}: unknown key{plural} {named}{ending}")
 
     def _checked(self, key: str, value: object, kinds: tuple[type, ...]) -> object:
         if float in kinds and isinstance(value, int) and int not in kinds:

@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from armillary.checkpoints.gguf_file import read_gguf
+from armillary.checkpoints.gguf_file import read_gguf_file
 from armillary.errors import CheckpointError
 from support.gguf_bytes import TYPES, array, entry, gguf_bytes, pair, string
 from support.memory import allocates_less_than
@@ -134,7 +134,7 @@ def test_a_damaged_file_is_one_line_that_names_it(tmp_path, fault):
         allocates_less_than(1 << 20),
         pytest.raises(CheckpointError, match=message) as caught,
     ):
-        read_gguf(path)
+        read_gguf_file(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_one_line_that_names_it(tmp_path, fault):
 def test_a_whole_file_is_read(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(WHOLE)
-    found = read_gguf(path)
+    found = read_gguf_file(path)
     assert found.version == 3
     assert found.metadata == {
         "general.architecture": "llama",
@@ -164,7 +164,7 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path):
         for length in range(len(WHOLE)):
             path.write_bytes(WHOLE[:length])
             with pytest.raises(CheckpointError):
-                read_gguf(path)
+                read_gguf_file(path)
 
 
 def test_one_wrong_byte_in_the_header_never_escapes_as_another_error(tmp_path):
@@ -175,12 +175,12 @@ def test_one_wrong_byte_in_the_header_never_escapes_as_another_error(tmp_path):
             for value in (0, 1, 9, 0x7F, 0xFF):
                 path.write_bytes(WHOLE[:place] + bytes([value]) + WHOLE[place + 1 :])
                 with contextlib.suppress(CheckpointError):
-                    read_gguf(path)
+                    read_gguf_file(path)
 
 
 def test_version_2_is_read_as_3(tmp_path):
     (tmp_path / "m.gguf").write_bytes(WHOLE[:4] + b"\2" + WHOLE[5:])
-    found = read_gguf(tmp_path / "m.gguf")
+    found = read_gguf_file(tmp_path / "m.gguf")
     assert found.version == 2
     assert set(found.tensors) == {"w", "v"}
 
@@ -200,7 +200,7 @@ def test_what_the_library_writes_is_read_exactly(tmp_path, encoding):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = read_gguf(tmp_path / "m.gguf")
+    found = read_gguf_file(tmp_path / "m.gguf")
     assert found.metadata["llama.block_count"] == 3
     assert found.metadata["tokenizer.ggml.tokens"] == ["a", "b"]
     tensor = found.tensors["w"]

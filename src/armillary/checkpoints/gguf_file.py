@@ -46,7 +46,7 @@ class GGUFFile:
     tensors: dict[str, StoredTensor]
 
 
-def read_gguf(path: Path) -> GGUFFile:
+def read_gguf_file(path: Path) -> GGUFFile:
     """Read the header and map the tensors.
 
     Raises CheckpointError for every way in which the header is wrong or the file too short for it.

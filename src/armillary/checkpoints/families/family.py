@@ -9,6 +9,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from armillary.config import DecoderConfig
+from armillary.errors import ConfigError
+
+MAX_LAYERS = 10_000
+_MAX_HEAD_WIDTH = 1 << 16
+
+
+def head_width(given: int | None, d_model: int, n_heads: int, where: str) -> int:
+    """The width of a head: as given, else d_model / n_heads, which must divide.
+
+    Raises ConfigError, also for a width of which no table should be made.
+    """
+    if given is None and (n_heads < 1 or d_model % n_heads):
+        raise ConfigError(
+            f"{where}: the head's width is not given, and d_model {d_model} is no multiple of "
+            f"{n_heads} heads"
+        )
+    width = d_model // n_heads if given is None else given
+    if not 1 <= width <= _MAX_HEAD_WIDTH:
+        raise ConfigError(
+            f"{where}: a head of width {width}; it must be between 1 and {_MAX_HEAD_WIDTH}"
+        )
+    return width
 
 
 @dataclass(frozen=True)
@@ -73,6 +95,7 @@ class HuggingFaceTable:
     ignored    keys without bearing on what is computed
     tensors    our parameter template → its
     redundant  templates of tensors that repeat what the configuration says; they are dropped
+    partial_rotation  whether a part of a head's channels may be rotated
     """
 
     architecture: str
@@ -84,6 +107,7 @@ class HuggingFaceTable:
     ignored: frozenset[str]
     tensors: Mapping[str, str]
     redundant: tuple[str, ...]
+    partial_rotation: bool = False
 
 
 @dataclass(frozen=True)

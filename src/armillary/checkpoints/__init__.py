@@ -1,0 +1,73 @@
+"""Files ↔ a configuration and named arrays.
+
+`open_checkpoint` tells the formats apart by what is there and reads any of them into a
+`Checkpoint`. Nothing here imports torch, and nothing is ever unpickled.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from armillary.errors import CheckpointError
+from armillary.files import read_json, set_aside
+
+if TYPE_CHECKING:
+    from armillary.checkpoints.checkpoint import Checkpoint
+
+_PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
+
+
+def open_checkpoint(
+    path: str | Path,
+    *,
+    ignore_keys: Iterable[str] = (),
+    allow_missing: bool = False,
+    verify: bool = False,
+) -> "Checkpoint":
+    """Read a GGUF file, a Hugging Face directory or one of our own.
+
+    ignore_keys    configuration keys to pass over although they are not known
+    allow_missing  read what is there; parameters without a tensor are then absent
+    verify         compare checksums too, where the format has them (ours)
+    Raises CheckpointError or ConfigError in one line.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_directory(path, ignore_keys, allow_missing, verify)
+    if not path.exists():
+        old = set_aside(path)
+        hint = f"; an interrupted save left the one before at {old}" if old.exists() else ""
+        raise CheckpointError(f"{path}: does not exist{hint}")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if path.suffix in _PICKLES or magic[:1] == b"\x80" or magic == b"PK\3\4":
+        raise CheckpointError(
+            f"{path}: looks like a pickle, and nothing is unpickled, since that can run any code; "
+            "convert it to safetensors or GGUF"
+        )
+    if path.suffix == ".safetensors":
+        raise CheckpointError(
+            f"{path}: holds weights but no configuration; give the directory with its config.json"
+        )
+    from armillary.checkpoints.gguf import read_gguf
+
+    return read_gguf(path, ignore_keys=ignore_keys, allow_missing=allow_missing)
+
+
+def _open_directory(
+    path: Path, ignore_keys: Iterable[str], allow_missing: bool, verify: bool
+) -> "Checkpoint":
+    if not (path / "config.json").is_file():
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"; to read {files[0]}, name the file itself" if files else ""
+        raise CheckpointError(f"{path}: holds no config.json{hint}")
+    from armillary.checkpoints import own_format
+
+    if read_json(path / "config.json").get("format") == own_format.MARKER:
+        return own_format.read_armillary(path, allow_missing=allow_missing, verify=verify)
+    from armillary.checkpoints.huggingface import read_huggingface
+
+    return read_huggingface(path, ignore_keys=ignore_keys, allow_missing=allow_missing)

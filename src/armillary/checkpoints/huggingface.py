@@ -1,0 +1,448 @@
+"""Hugging Face directories: config.json, safetensors, generation_config.json, tokenizer.json.
+
+Works from the families' tables. Every key of config.json is used or refused, by name.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from armillary.checkpoints.checkpoint import Checkpoint
+from armillary.checkpoints.families import FAMILIES, Facts, Family
+from armillary.checkpoints.families.family import MAX_LAYERS, HuggingFaceTable, head_width
+from armillary.checkpoints.parameters import assign, names_in_file, parameter_shapes
+from armillary.checkpoints.rotary_keys import read_huggingface_rotary, write_huggingface_rotary
+from armillary.checkpoints.safetensors import INDEX, SINGLE, read_sharded, write_sharded
+from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
+from armillary.config import DecoderConfig, RotaryConfig
+from armillary.errors import CheckpointError, ConfigError
+from armillary.files import read_json, write_directory_atomically, write_json
+from armillary.rope_scaling import DynamicNTK
+from armillary.strict_dict import REQUIRED, StrictDict
+
+if TYPE_CHECKING:
+    from armillary.tokenizer import Tokenizer
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+
+# Keys that any family's config.json may have and that say nothing about what is computed.
+_IGNORED = frozenset(
+    {
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "attn_implementation",
+        "dtype",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "max_sequence_length",
+        "output_attentions",
+        "output_hidden_states",
+        "problem_type",
+        "return_dict",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "use_cache",
+    }
+)
+_FIXED: Mapping[str, object] = {
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "sigmoid": "sigmoid",
+}
+
+
+def read_huggingface(
+    directory: Path, *, ignore_keys: Iterable[str] = (), allow_missing: bool = False
+) -> Checkpoint:
+    """Read a directory. Raises CheckpointError and ConfigError for what cannot be honoured."""
+    entries = StrictDict(read_json(directory / CONFIG), str(directory / CONFIG))
+    notices: list[str] = []
+    family = _family(entries)
+    config = _read_config(entries, family, notices, ignore_keys)
+    generation = _read_generation(directory, entries)
+    entries.finish(
+        remedy="a key without bearing on the model can be passed over: --ignore-key NAME"
+    )
+    _refuse_pickles(directory)
+    found, more = read_sharded(directory, allow_missing)
+    notices += more
+    tensors = _assign(config, family.huggingface, found, directory, allow_missing)
+    tokenizer = read_tokenizer(directory, notices)
+    return Checkpoint(config, tensors, tokenizer, generation, directory, "huggingface", notices)
+
+
+def _family(entries: StrictDict) -> Family:
+    named = entries.take_list("architectures", str, [])
+    model_type = entries.take("model_type", str, None)
+    for family in FAMILIES:
+        table = family.huggingface
+        if named == [table.architecture] or (not named and model_type == table.model_type):
+            return family
+    supported = ", ".join(family.huggingface.architecture for family in FAMILIES)
+    found = ", ".join(named) or f"model_type {model_type!r}"
+    raise CheckpointError(
+        f"{entries.where}: architecture {found} is not supported; supported: {supported}"
+    )
+
+
+def _read_config(
+    entries: StrictDict, family: Family, notices: list[str], ignore_keys: Iterable[str]
+) -> DecoderConfig:
+    table = family.huggingface
+    where = entries.where
+    if "quantization_config" in entries:
+        raise CheckpointError(
+            f"{where}: quantised weights (quantization_config) are not read from this format; "
+            "take the original or a GGUF file"
+        )
+    entries.ignore(*_IGNORED, *table.ignored, *ignore_keys)
+    for key, only in {**_FIXED, **table.fixed}.items():
+        value = entries.take(key, type(only), only)
+        if value != only:
+            raise ConfigError(f"{where}: {key} is {value!r}; only {only!r} is supported")
+
+    def fact(name: str, kind: type) -> Any:
+        key = table.keys[name]
+        if key not in entries and name in table.loud:
+            notices.append(f"{key} is absent; the family's default {table.defaults[name]} is used")
+        return entries.take(key, kind, table.defaults.get(name, REQUIRED))
+
+    d_model, n_layers, n_heads = (fact(name, int) for name in ("d_model", "n_layers", "n_heads"))
+    if not 1 <= n_layers <= MAX_LAYERS:
+        key = table.keys["n_layers"]
+        raise ConfigError(f"{where}: {key} is {n_layers}; it must be between 1 and {MAX_LAYERS}")
+    max_positions = fact("max_positions", int)
+    d_head = head_width(entries.take_optional(table.keys["d_head"], int), d_model, n_heads, where)
+    activation = fact("activation", str)
+    if activation not in _ACTIVATIONS:
+        raise ConfigError(
+            f"{where}: {table.keys['activation']} {activation!r} is not supported; "
+            f"supported: {', '.join(_ACTIVATIONS)}"
+        )
+    by_type = read_huggingface_rotary(
+        entries,
+        d_head=d_head,
+        max_positions=max_positions,
+        default_base=table.defaults.get("rope_base"),
+        notices=notices,
+    )
+    if set(by_type) != {None}:
+        raise ConfigError(
+            f"{where}: rope_parameters by layer type ({', '.join(map(str, by_type))}) are not "
+            f"known in {table.architecture}, whose layers are all of one type"
+        )
+    if by_type[None]["d_rotary"] != d_head and not table.partial_rotation:
+        raise ConfigError(
+            f"{where}: rotation of {by_type[None]['d_rotary']} channels of a head of {d_head} is "
+            f"not known in {table.architecture}, which rotates whole heads"
+        )
+    facts = Facts(
+        vocab_size=fact("vocab_size", int),
+        d_model=d_model,
+        max_positions=max_positions,
+        n_heads=(n_heads,) * n_layers,
+        n_kv_heads=(entries.take(table.keys["n_kv_heads"], int, n_heads),) * n_layers,
+        d_head=d_head,
+        d_ff=(fact("d_ff", int),) * n_layers,
+        rotary=by_type[None],
+        eps=fact("eps", float),
+        activation=_ACTIVATIONS[activation],
+        tie_head=fact("tie_head", bool),
+        qkv_bias=fact("qkv_bias", bool),
+        out_bias=fact("out_bias", bool),
+        mlp_bias=fact("mlp_bias", bool),
+        attention_dropout=fact("attention_dropout", float),
+    )
+    return DecoderConfig.from_dict(family.decoder(facts), where)
+
+
+def _read_generation(directory: Path, config: StrictDict) -> dict[str, Any]:
+    """The suggestions of generation_config.json, with the ids of config.json where it has none.
+
+    Its sampling values hold only under `do_sample`, as in transformers; unknown keys are no error,
+    since they change nothing in the model.
+    """
+    path = directory / GENERATION
+    entries = StrictDict(read_json(path) if path.is_file() else {}, str(path))
+    generation: dict[str, Any] = {}
+    for name in ("bos_id", "pad_id"):
+        key = name.replace("_id", "_token_id")
+        own, other = entries.take_optional(key, int), config.take_optional(key, int)
+        value = other if own is None else own
+        if value is not None and value >= 0:
+            generation[name] = value
+    own, other = (part.take_optional("eos_token_id", (int, list)) for part in (entries, config))
+    eos = other if own is None else own
+    if eos is not None:
+        ids = eos if isinstance(eos, list) else [eos]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise ConfigError(f"{path}: eos_token_id must be token ids, not {eos!r:.80}")
+        generation["eos_ids"] = tuple(ids)
+    sample = entries.take_optional("do_sample", bool)
+    for key, kind in _SAMPLING.items():
+        value = entries.take_optional(key, kind)
+        if value is not None and (sample or key == "repetition_penalty"):
+            generation[key] = value
+    if sample is False:
+        generation["temperature"] = 0.0
+    return generation
+
+
+_SAMPLING: Mapping[str, type] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+
+
+def _refuse_pickles(directory: Path) -> None:
+    if (directory / SINGLE).is_file() or (directory / INDEX).is_file():
+        return
+    pickles = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
+    if pickles:
+        raise CheckpointError(
+            f"{directory}: the weights are in {pickles[0]}, a pickle, and nothing is unpickled; "
+            f"take the repository's {SINGLE} or convert them to it"
+        )
+
+
+def _assign(
+    config: DecoderConfig,
+    table: HuggingFaceTable,
+    found: dict[str, StoredTensor],
+    directory: Path,
+    allow_missing: bool,
+) -> dict[str, StoredTensor]:
+    where = str(directory)
+    found = _without_redundant(config, table, found)
+    head, embedding = table.tensors["head.weight"], table.tensors["embedding.weight"]
+    if config.tie_head and head in found:
+        if embedding not in found or not _equal(found[head], found[embedding]):
+            raise CheckpointError(
+                f"{where}: {table.keys['tie_head']} is true, but {head} differs from {embedding}; "
+                f"set it to false if the head is its own"
+            )
+        del found[head]
+    if not config.tie_head and head not in found and not allow_missing:
+        raise CheckpointError(
+            f"{where}: {table.keys['tie_head']} is false, but there is no {head}; "
+            f"set it to true if the head is the embedding"
+        )
+    names = names_in_file(config, table.tensors, where)
+    return assign(config, found, names, where, allow_missing)
+
+
+def _without_redundant(
+    config: DecoderConfig, table: HuggingFaceTable, found: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Drop frequencies that old files carry, after holding them against the configuration.
+
+    They are unscaled, and rounded when the model was saved in a low-precision type.
+    """
+    kept = dict(found)
+    for i, layer in enumerate(config.layers):
+        for template in table.redundant:
+            tensor = kept.pop(template.replace("{i}", str(i)), None)
+            rotary = layer.attention.rotary
+            if tensor is None or rotary is None:
+                continue
+            exact = rotary.base ** (-np.arange(0, rotary.d_rotary, 2) / rotary.d_rotary)
+            if tensor.shape != exact.shape or not np.allclose(
+                tensor.to_float32(), exact, rtol=5e-3, atol=0.0
+            ):
+                raise CheckpointError(
+                    f"{tensor.where}: {tensor.name} is not the frequencies of rope_theta "
+                    f"{rotary.base:g} over {rotary.d_rotary} channels"
+                )
+    return kept
+
+
+def _equal(a: StoredTensor, b: StoredTensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    same = all(
+        np.array_equal(a.rows(start, stop), b.rows(start, stop), equal_nan=True)
+        for start, stop in a.row_blocks()
+    )
+    a.release()
+    b.release()
+    return same
+
+
+def read_tokenizer(directory: Path, notices: list[str]) -> "Tokenizer | None":
+    """Read tokenizer.json with what tokenizer_config.json says; None and a notice without it."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        notices.append("there is no tokenizer.json; only token ids can be given")
+        return None
+    from armillary.tokenizer import Tokenizer
+
+    settings = directory / "tokenizer_config.json"
+    config = read_json(settings) if settings.is_file() else {}
+    template = directory / "chat_template.jinja"
+    if template.is_file():
+        config["chat_template"] = template.read_text(encoding="utf-8")
+    return Tokenizer.from_file(path, config=config)
+
+
+def write_huggingface(
+    directory: Path,
+    config: DecoderConfig,
+    tensors: Sequence[TensorToWrite],
+    tokenizer: "Tokenizer | None" = None,
+    generation: Mapping[str, Any] | None = None,
+    *,
+    family: Family = FAMILIES[0],
+    max_shard_bytes: int | None = None,
+) -> None:
+    """Write a directory that transformers reads, atomically and one chunk at a time.
+
+    `tensors` come under our names, one for each parameter, in F32, F16, BF16 or F64.
+    Raises ConfigError naming what the family cannot express, ValueError for tensors that are not
+    the configuration's parameters.
+    """
+    names = names_in_file(config, family.huggingface.tensors, str(directory))
+    entries = _config_entries(config, family, tensors, generation or {})
+    given = {tensor.name: tensor.shape for tensor in tensors}
+    if given != parameter_shapes(config) or len(given) != len(tensors):
+        raise ValueError(f"{directory}: the tensors given are not the configuration's parameters")
+    with write_directory_atomically(directory) as partial:
+        write_json(partial / CONFIG, entries)
+        if generation:
+            write_json(partial / GENERATION, _generation_entries(generation))
+        if tokenizer is not None:
+            tokenizer.save(partial)
+        theirs = [tensor._replace(name=names[tensor.name]) for tensor in tensors]
+        write_sharded(partial, theirs, max_shard_bytes)
+
+
+def _config_entries(
+    config: DecoderConfig,
+    family: Family,
+    tensors: Sequence[TensorToWrite],
+    generation: Mapping[str, Any],
+) -> dict[str, Any]:
+    rotary = config.layers[0].attention.rotary
+    if rotary is None:
+        raise ConfigError(f"the {family.name} family cannot express layers without rotation")
+    table = family.huggingface
+    facts = Facts.of(config)
+    values = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    values["n_layers"] = config.n_layers
+    for name in ("n_heads", "n_kv_heads", "d_ff"):
+        values[name] = values[name][0]
+    values["activation"] = next(
+        theirs for theirs, ours in _ACTIVATIONS.items() if ours == facts.activation
+    )
+    if isinstance(rotary.scaling, DynamicNTK):
+        # Readers of this rule take the original window from here; there is no other key for it.
+        values["max_positions"] = rotary.scaling.original_window
+    encodings = {tensor.encoding for tensor in tensors}
+    entries: dict[str, Any] = {
+        "architectures": [table.architecture],
+        "model_type": table.model_type,
+        **{key: values[name] for name, key in table.keys.items()},
+        **write_huggingface_rotary(rotary, facts.d_head),
+        "torch_dtype": _TORCH_TYPES[encodings.pop()] if len(encodings) == 1 else "float32",
+        "use_cache": True,
+        **_token_ids(generation),
+    }
+    _check_read_back(entries, config, family)
+    return entries
+
+
+_TORCH_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def _check_read_back(entries: Mapping[str, Any], config: DecoderConfig, family: Family) -> None:
+    """Read the keys again, all, in the old schema and in the new, and compare the decoders.
+
+    Frequencies are compared as numbers, since a file may say them in another way.
+    """
+    without = [(), ("rope_parameters",), ("rope_theta", "rope_scaling")]
+    for left_out in without:
+        kept = {key: value for key, value in entries.items() if key not in left_out}
+        read = StrictDict(kept, f"the {family.name} family")
+        again = _read_config(read, family, [], ("architectures", "model_type"))
+        if _without_rotary(again) != _without_rotary(config):
+            key = _first_difference(_without_rotary(config), _without_rotary(again))
+            raise ConfigError(f"{read.where} cannot express this decoder's {key}")
+        for i, (ours, theirs) in enumerate(zip(config.layers, again.layers, strict=True)):
+            if not _same_rotation(ours.attention.rotary, theirs.attention.rotary, config):
+                raise ConfigError(f"{read.where} cannot express this decoder's rotation, layer {i}")
+
+
+def _without_rotary(config: DecoderConfig) -> dict[str, Any]:
+    entries = config.to_dict()
+    # The window is not compared: the dynamic rule's files say the original one.
+    del entries["max_positions"]
+    for layer in entries["layers"]:
+        del layer["attention"]["rotary"]
+    return entries
+
+
+def _same_rotation(
+    ours: RotaryConfig | None, theirs: RotaryConfig | None, config: DecoderConfig
+) -> bool:
+    if ours is None or theirs is None or ours.layout != theirs.layout:
+        return ours is theirs
+    return ours.scaling.attention_factor() == theirs.scaling.attention_factor() and all(
+        np.array_equal(
+            ours.scaling.frequencies(ours.base, ours.d_rotary, length),
+            theirs.scaling.frequencies(theirs.base, theirs.d_rotary, length),
+        )
+        for length in (1, config.max_positions // 2, config.max_positions, 2 * config.max_positions)
+    )
+
+
+def _first_difference(ours: Any, theirs: Any, path: str = "") -> str:
+    pairs: Iterable[tuple[Any, Any, Any]] = ()
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        pairs = [(key, ours[key], theirs.get(key)) for key in ours]
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        pairs = [(i, *both) for i, both in enumerate(zip(ours, theirs, strict=True))]
+    for key, one, other in pairs:
+        if one != other:
+            return _first_difference(one, other, f"{path}.{key}" if path else str(key))
+    return f"{path} {json.dumps(ours):.80}"
+
+
+def _token_ids(generation: Mapping[str, Any]) -> dict[str, Any]:
+    eos = generation.get("eos_ids")
+    ids = {
+        "bos_token_id": generation.get("bos_id"),
+        "eos_token_id": list(eos) if eos and len(eos) > 1 else eos[0] if eos else None,
+        "pad_token_id": generation.get("pad_id"),
+    }
+    return {key: value for key, value in ids.items() if value is not None}
+
+
+def _generation_entries(generation: Mapping[str, Any]) -> dict[str, Any]:
+    sampling = {key: generation[key] for key in _SAMPLING if key in generation}
+    entries = _token_ids(generation) | sampling
+    if sampling.get("temperature") == 0.0:
+        del entries["temperature"]
+        return {**entries, "do_sample": False}
+    return {**entries, "do_sample": True} if set(sampling) - {"repetition_penalty"} else entries

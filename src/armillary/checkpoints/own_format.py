@@ -1,0 +1,89 @@
+"""Our own directories: config.json, model.safetensors, tokenizer.json, generation.json, manifest.
+
+config.json is the `DecoderConfig` with a `format` marker; tensors go by our parameter names.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from armillary.checkpoints.checkpoint import Checkpoint
+from armillary.checkpoints.huggingface import read_tokenizer
+from armillary.checkpoints.parameters import assign, parameter_shapes
+from armillary.checkpoints.safetensors import SINGLE, read_safetensors, write_safetensors
+from armillary.checkpoints.tensors import TensorToWrite
+from armillary.config import DecoderConfig
+from armillary.errors import CheckpointError, ConfigError
+from armillary.files import read_json, verify_manifest, write_directory_atomically, write_json
+
+if TYPE_CHECKING:
+    from armillary.tokenizer import Tokenizer
+
+CONFIG = "config.json"
+GENERATION = "generation.json"
+MARKER = "armillary"
+_VERSION = 1
+
+
+def save_armillary(
+    directory: Path,
+    config: DecoderConfig,
+    tensors: Sequence[TensorToWrite],
+    tokenizer: "Tokenizer | None" = None,
+    generation: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a directory, atomically and one chunk at a time.
+
+    `tensors` come under our names, one for each parameter, in F32, F16, BF16 or F64; `generation`
+    has the entries of `Checkpoint.generation`. An older save of that name is replaced.
+    Raises ValueError for tensors that are not the configuration's parameters, UserError when the
+    directory cannot be written or is not ours.
+    """
+    given = {tensor.name: tuple(tensor.shape) for tensor in tensors}
+    if given != parameter_shapes(config) or len(given) != len(tensors):
+        raise ValueError(f"{directory}: the tensors given are not the configuration's parameters")
+    with write_directory_atomically(directory) as partial:
+        marker = {"format": MARKER, "format_version": _VERSION}
+        write_json(partial / CONFIG, marker | config.to_dict())
+        write_json(partial / GENERATION, dict(generation or {}))
+        if tokenizer is not None:
+            tokenizer.save(partial)
+        write_safetensors(partial / SINGLE, tensors)
+
+
+def read_armillary(
+    directory: Path, *, allow_missing: bool = False, verify: bool = False
+) -> Checkpoint:
+    """Read a directory that `save_armillary` wrote, its sizes held against the manifest.
+
+    `verify` reads every file once more and compares the checksums too.
+    """
+    verify_manifest(directory, checksums=verify)
+    path = directory / CONFIG
+    entries = read_json(path)
+    version = entries.pop("format_version", None)
+    if entries.pop("format", None) != MARKER or version != _VERSION:
+        raise CheckpointError(f"{path}: is of format version {version!r}; {_VERSION} is read")
+    config = DecoderConfig.from_dict(entries, str(path))
+    names = {name: name for name in parameter_shapes(config)}
+    found = read_safetensors(directory / SINGLE)
+    notices: list[str] = []
+    return Checkpoint(
+        config=config,
+        tensors=assign(config, found, names, str(directory), allow_missing),
+        tokenizer=read_tokenizer(directory, notices),
+        generation=_read_generation(directory / GENERATION),
+        source=directory,
+        format="armillary",
+        notices=notices,
+    )
+
+
+def _read_generation(path: Path) -> dict[str, Any]:
+    generation = read_json(path)
+    if "eos_ids" in generation:
+        ids = generation["eos_ids"]
+        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+            raise ConfigError(f"{path}: eos_ids must be a list of token ids, not {ids!r:.80}")
+        generation["eos_ids"] = tuple(ids)
+    return generation

@@ -1,0 +1,286 @@
+"""Rotary settings in the key schemas of Hugging Face and GGUF, brought to one form.
+
+The form is the entries of a `RotaryConfig`. The rules themselves live in rope_scaling.py.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from armillary.config import RotaryConfig
+from armillary.errors import ConfigError
+from armillary.rope_scaling import (
+    AnyRopeScaling,
+    DynamicNTK,
+    Llama3,
+    LongRoPE,
+    PositionInterpolation,
+    Unscaled,
+    YaRN,
+    base_frequencies,
+    rule_from_huggingface,
+)
+from armillary.strict_dict import StrictDict
+
+Rotary = dict[str, Any]
+_WINDOW = "original_max_position_embeddings"
+
+
+def read_huggingface_rotary(
+    entries: StrictDict,
+    *,
+    d_head: int,
+    max_positions: int,
+    default_base: float | None,
+    notices: list[str],
+) -> dict[str | None, Rotary]:
+    """The rotary settings of a config.json for each layer type, or for all under None.
+
+    Takes `rope_theta`, `rope_scaling`, `rope_parameters`, `partial_rotary_factor`, `rotary_dim` and
+    `original_max_position_embeddings`, old schema, new schema or both as long as they agree.
+    Raises ConfigError when they do not, when the base is nowhere and the family has no default,
+    and for what the rule refuses.
+    """
+    shared: dict[str, float | None] = {
+        "rope_theta": entries.take_optional("rope_theta", float),
+        "partial_rotary_factor": entries.take_optional("partial_rotary_factor", float),
+        _WINDOW: entries.take_optional(_WINDOW, int),
+    }
+    width = entries.take_optional("rotary_dim", int)
+    old = entries.take_optional("rope_scaling", dict)
+    new = entries.take_optional("rope_parameters", dict)
+    by_type = _by_layer_type(old if new is None else new)
+    settings = {}
+    for layer_type, given in by_type.items():
+        key = "rope_parameters" if new is not None else "rope_scaling"
+        where = f"{entries.where}: {key}" + (f": {layer_type}" if layer_type else "")
+        rotary = _one(given, where, shared, d_head, width, max_positions, default_base, notices)
+        if new is not None and old is not None:
+            also = _by_layer_type(old).get(layer_type, old)
+            where = f"{entries.where}: rope_scaling"
+            other = _one(also, where, shared, d_head, width, max_positions, rotary["base"], [])
+            if other != rotary:
+                raise ConfigError(
+                    f"{entries.where}: rope_scaling and rope_parameters disagree; "
+                    "keep the one that is meant"
+                )
+        settings[layer_type] = rotary
+    return settings
+
+
+def _by_layer_type(given: Mapping[str, Any] | None) -> dict[str | None, Mapping[str, Any]]:
+    """A dict of settings as it is, or one such dict for each layer type."""
+    if given and all(isinstance(value, dict | None) for value in given.values()):
+        return {layer_type: value for layer_type, value in given.items() if value is not None}
+    return {None: given or {}}
+
+
+def _one(
+    given: Mapping[str, Any],
+    where: str,
+    shared: Mapping[str, float | None],
+    d_head: int,
+    width: int | None,
+    max_positions: int,
+    default_base: float | None,
+    notices: list[str],
+) -> Rotary:
+    """Read one dict of settings, into which what stands beside it is folded."""
+    folded = dict(given)
+    for key, value in shared.items():
+        if value is not None and folded.setdefault(key, value) != value:
+            raise ConfigError(
+                f"{where}: {key} is {folded[key]!r:.40} here and {value} at the top; "
+                "keep the one that is meant"
+            )
+    settings = StrictDict(folded, where)
+    base = settings.take_optional("rope_theta", float)
+    if base is None:
+        if default_base is None:
+            raise ConfigError(f"{where}: rope_theta is missing; add it to the file")
+        base = default_base
+        notices.append(f"rope_theta is absent; the family's default {base:g} is used")
+    factor = settings.take("partial_rotary_factor", float, 1.0)
+    d_rotary = int(d_head * factor)
+    if width is not None:
+        if "partial_rotary_factor" in settings and width != d_rotary:
+            raise ConfigError(
+                f"{where}: partial_rotary_factor {factor} of a head of {d_head} is {d_rotary}, "
+                f"but rotary_dim is {width}; keep the one that is meant"
+            )
+        d_rotary = width
+    rule = rule_from_huggingface(settings, max_positions)
+    if isinstance(rule, Unscaled | PositionInterpolation | DynamicNTK):
+        # Readers of these types pass over it, and writers leave it in when the type changes.
+        settings.ignore(_WINDOW)
+    settings.finish()
+    if isinstance(rule, YaRN) and rule.factor * rule.original_window != max_positions:
+        notices.append(
+            f"yarn's factor {rule.factor:g} × {rule.original_window} original positions is not "
+            f"max_position_embeddings {max_positions}; the factor is used as it stands"
+        )
+    return _entries(base, d_rotary, rule)
+
+
+def _entries(base: float, d_rotary: int, rule: AnyRopeScaling) -> Rotary:
+    return {
+        "d_rotary": d_rotary,
+        "base": base,
+        "layout": "half_split",
+        "scaling": asdict(rule),
+    }
+
+
+def write_huggingface_rotary(rotary: RotaryConfig, d_head: int) -> dict[str, Any]:
+    """The rotary keys of a config.json in the old and the new schema, which say the same.
+
+    A reader of the old schema that met only the new one would silently take base 10000.
+    """
+    parameters = rotary.scaling.to_huggingface(rotary.base, rotary.d_rotary)
+    base = parameters["rope_theta"]
+    old: dict[str, Any] | None = {
+        key: value for key, value in parameters.items() if key != "rope_theta"
+    }
+    if parameters["rope_type"] == "default":
+        old = None
+    keys: dict[str, Any] = {
+        "rope_theta": base,
+        "rope_scaling": old,
+        "rope_parameters": parameters,
+    }
+    if rotary.d_rotary != d_head:
+        keys["partial_rotary_factor"] = rotary.d_rotary / d_head
+    return keys
+
+
+def read_gguf_rotary(
+    entries: StrictDict,
+    *,
+    d_head: int,
+    max_positions: int,
+    factors: Mapping[str, NDArray[np.float32]],
+    notices: list[str],
+) -> Rotary:
+    """The rotary settings of a GGUF file, whose keys under the architecture are `entries`.
+
+    `factors` holds the divisors of channel pairs that are stored as tensors, by the tensor's name:
+    `rope_freqs.weight`, or `rope_factors_long.weight` with `rope_factors_short.weight`.
+    Source: llama.cpp, `llama-model.cpp`, `ggml_rope_ext`; extension §2.
+    """
+    d_rotary = entries.take("rope.dimension_count", int, d_head)
+    base = entries.take("rope.freq_base", float, None)
+    if base is None:
+        base = 10000.0
+        notices.append("rope.freq_base is absent; the format's default 10000 is used")
+    kind = entries.take_optional("rope.scaling.type", str)
+    stretch = entries.take_optional("rope.scaling.factor", float)
+    linear = entries.take_optional("rope.scale_linear", float)
+    entries.ignore("rope.scaling.finetuned")
+    if stretch is not None and linear is not None and stretch != linear:
+        raise ConfigError(
+            f"{entries.where}: rope.scaling.factor is {stretch} and rope.scale_linear {linear}; "
+            "keep the one that is meant"
+        )
+    scale = stretch or linear or 1.0
+    if kind is None:
+        kind = "none" if scale == 1.0 else "linear"
+    if kind not in {"none", "linear", "yarn", "longrope"}:
+        raise ConfigError(
+            f"{entries.where}: rope.scaling.type is {kind!r}; "
+            "known are none, linear, yarn and longrope"
+        )
+    rule: AnyRopeScaling
+    if kind == "longrope":
+        rule = _gguf_longrope(entries, scale, max_positions, factors)
+    elif factors:
+        if kind != "none" or set(factors) != {"rope_freqs.weight"}:
+            raise ConfigError(
+                f"{entries.where}: rope.scaling.type {kind} does not go with "
+                f"{', '.join(sorted(factors))}"
+            )
+        rule = _rule_of_divisors(factors["rope_freqs.weight"], base, d_rotary, max_positions)
+    elif kind == "yarn":
+        rule = _gguf_yarn(entries, scale, max_positions)
+    elif kind == "linear" and scale != 1.0:
+        rule = PositionInterpolation(factor=scale)
+    else:
+        rule = Unscaled()
+    if not isinstance(rule, YaRN | LongRoPE):
+        entries.ignore("rope.scaling.original_context_length")
+    return _entries(base, d_rotary, rule)
+
+
+def _gguf_yarn(entries: StrictDict, factor: float, max_positions: int) -> YaRN:
+    window = entries.take("rope.scaling.original_context_length", int, max_positions)
+    for key, only in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+        value = entries.take(f"rope.scaling.{key}", float, only)
+        if value != only:
+            raise ConfigError(
+                f"{entries.where}: rope.scaling.{key} is {value}; only {only} is supported"
+            )
+    # The engine multiplies both into its own 1 + 0.1·ln s.
+    factors = [
+        entries.take(f"rope.scaling.{key}", float, 1.0)
+        for key in ("attn_factor", "yarn_attn_factor")
+    ]
+    own = YaRN(factor=factor, original_window=window).attention_factor()
+    product = math.prod(factors)
+    return YaRN(
+        factor=factor,
+        original_window=window,
+        beta_fast=entries.take("rope.scaling.yarn_beta_fast", float, 32.0),
+        beta_slow=entries.take("rope.scaling.yarn_beta_slow", float, 1.0),
+        explicit_attention_factor=None if product == 1.0 else product * own,
+    )
+
+
+def _gguf_longrope(
+    entries: StrictDict,
+    scale: float,
+    max_positions: int,
+    factors: Mapping[str, NDArray[np.float32]],
+) -> LongRoPE:
+    wanted = ("rope_factors_short.weight", "rope_factors_long.weight")
+    if set(factors) != set(wanted) or scale != 1.0:
+        raise ConfigError(
+            f"{entries.where}: rope.scaling.type longrope needs {' and '.join(wanted)}, nothing "
+            f"else and no factor; found {', '.join(sorted(factors)) or 'none'} and factor {scale:g}"
+        )
+    window = entries.take("rope.scaling.original_context_length", int, max_positions)
+    short, long = (tuple(shortest_float(x) for x in factors[name]) for name in wanted)
+    return LongRoPE(
+        short_factor=short,
+        long_factor=long,
+        factor=max(1.0, max_positions / window),
+        original_window=window,
+        explicit_attention_factor=entries.take("rope.scaling.attn_factor", float, 1.0),
+    )
+
+
+def _rule_of_divisors(
+    divisors: NDArray[np.float32], base: float, d_rotary: int, max_positions: int
+) -> AnyRopeScaling:
+    """The llama3 rule whose divisors these are, to float32's precision, else the divisors."""
+    if np.all(divisors == 1.0):
+        return Unscaled()
+    if divisors.size and divisors.size * 2 == d_rotary and base > 1.0:
+        factor = shortest_float(divisors[-1])
+        theta = base_frequencies(base, d_rotary)
+        for window in (1 << power for power in range(9, 18) if 1.0 < factor < math.inf):
+            rule = Llama3(factor=factor, original_window=window)
+            exact = theta / rule.frequencies(base, d_rotary, max_positions)
+            if np.allclose(divisors, exact, rtol=1e-5, atol=0.0):
+                return rule
+    listed = tuple(shortest_float(x) for x in divisors)
+    return LongRoPE(
+        short_factor=listed, long_factor=listed, factor=1.0, original_window=max_positions
+    )
+
+
+def shortest_float(number: float | np.float32) -> float:
+    """The shortest decimal that a float32 stands for: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(number)))
