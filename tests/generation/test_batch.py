@@ -24,6 +24,9 @@ class Letters:
 
     eos_ids = ()
 
+    def is_special(self, token_id):
+        return False
+
     def token_bytes(self, token_id):
         return bytes([65 + token_id])
 
@@ -315,5 +318,8 @@ def test_calls_that_do_not_fit_are_refused():
 
 def test_the_callers_gradient_mode_is_left_alone():
     decoder = build(VARIANTS["plain"])
+    modes = []
+    decoder.head.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
     for _ in generate(decoder, Letters(), [SHORT], [GREEDY]):
         assert torch.is_grad_enabled()
+    assert modes == [False] * 5

@@ -11,11 +11,14 @@ from armillary.generation.sampling import SamplingConfig
 from support.models import config as decoder_config
 
 LLAMA = "🦙".encode()
-PIECES = [b"a", b"b", b"ST", b"OP", LLAMA[:2], LLAMA[2:], b"", b""]
+PIECES = [b"a", b"b", b"ST", b"OP", LLAMA[:2], LLAMA[2:], b"<eos>", b"<control>"]
 A, B, ST, OP, HALF, OTHER_HALF, EOS, CONTROL = range(8)
 
 
 class Pieces:
+    def is_special(self, token_id):
+        return token_id in (EOS, CONTROL)
+
     def token_bytes(self, token_id):
         return PIECES[token_id]
 
@@ -50,7 +53,7 @@ def test_length_is_the_reason_at_max_tokens():
 
 
 def test_the_first_of_several_eos_ids_ends_the_text_and_is_reported():
-    """It has no text of its own even where the tokenizer has bytes for it."""
+    """It has no text even where it is no control token."""
     assert summary(run([A, B, A], eos_ids=(EOS, B))) == ([A, B], "a", "eos")
     assert summary(run([A, EOS, A], eos_ids=(EOS, B))) == ([A, EOS], "a", "eos")
     assert summary(run([A, EOS], max_tokens=2)) == ([A, EOS], "a", "eos")
@@ -115,7 +118,7 @@ def test_zero_log_probabilities_report_the_chosen_token_alone():
         ([1, -1], 1, ["token 1 ", "-1", "0 to 60"]),
         ([61], 1, ["token 0 ", "61", "0 to 60"]),
         ([1] * 65, 1, ["65 tokens", "window of 64"]),
-        ([1] * 64, 1, ["64 tokens", "window of 64"]),
+        ([1] * 64, 1, ["64 tokens", "window of 64", "shorten"]),
         ([1] * 60, 5, ["max_tokens is 5", "60 tokens", "window of 64", "room for 4"]),
     ],
 )

@@ -1,30 +1,40 @@
 """Text from tokens: characters are never split and stop strings never shown (cases.md 104, 118)."""
 
+import json
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from armillary.generation.stream import TextStream, unfinished
+from armillary.generation.stream import TextStream
+from armillary.tokenizer import Tokenizer
 
 LLAMA = "🦙".encode()  # f0 9f a6 99
 
 
 class Pieces:
-    """A tokenizer whose token i stands for the i-th of the given bytes."""
+    """Token i stands for the i-th of the given bytes; None is a control token."""
 
-    def __init__(self, *pieces: bytes):
+    def __init__(self, *pieces: bytes | None):
         self.pieces = pieces
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.pieces[token_id]
+    def is_special(self, token_id):
+        return self.pieces[token_id] is None
+
+    def token_bytes(self, token_id):
+        piece = self.pieces[token_id]
+        return b"<name>" if piece is None else piece
+
+    def decode(self, ids):
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 
 
-def run(pieces, stop=(), tail=b""):
+def run(pieces, stop=(), prompt=()):
     """What each push shows, what finish shows, and whether a stop string was met."""
-    stream = TextStream(Pieces(*pieces), stop, tail)
-    shown = [stream.push(i) for i in range(len(pieces))]
+    n = len(pieces)
+    stream = TextStream(Pieces(*pieces, *prompt), stop, range(n, n + len(prompt)))
+    shown = [stream.push(i) for i in range(n)]
     return shown, stream.finish(), stream.stopped
 
 
@@ -65,28 +75,30 @@ def test_a_genuine_replacement_character_is_text_like_any_other():
     assert run([b"a", b"\xef\xbf", b"\xbd"]) == (["a", "", "\ufffd"], "", False)
 
 
-def test_the_completion_continues_the_character_that_the_prompt_ends_in():
-    prompt = b"see " + LLAMA[:2]
-    assert unfinished(prompt) == LLAMA[:2]
-    assert run([LLAMA[2:3], LLAMA[3:] + b"!"], tail=LLAMA[:2]) == (["", "🦙!"], "", False)
-    assert run([b"!"], tail=LLAMA[:2]) == (["\ufffd!"], "", False)
-
-
 @pytest.mark.parametrize(
-    ("data", "expected"),
+    "prompt",
     [
-        (b"", b""),
-        (b"abc", b""),
-        (LLAMA, b""),
-        (LLAMA[:1], LLAMA[:1]),
-        (LLAMA + LLAMA[:3], LLAMA[:3]),
-        (LLAMA[1:], b""),
-        (b"\xff", b""),
-        (b"a\xc3", b"\xc3"),
+        [b"see " + LLAMA[:2]],
+        [b"see ", LLAMA[:1], LLAMA[1:2]],
+        [LLAMA[:2]],
+        [LLAMA, LLAMA[:1], LLAMA[1:2], None],
+        [LLAMA[1:], LLAMA[:2]],
+        [None, None, LLAMA[:1], None, LLAMA[1:2]],
     ],
 )
-def test_unfinished_finds_the_broken_character(data, expected):
-    assert unfinished(data) == expected
+def test_the_completion_continues_the_character_that_the_prompt_ends_in(prompt):
+    assert run([LLAMA[2:3], LLAMA[3:] + b"!"], prompt=prompt) == (["", "🦙!"], "", False)
+    assert run([b"!"], prompt=prompt) == (["\ufffd!"], "", False)
+    assert run([], prompt=prompt) == ([], "\ufffd", False)
+
+
+@pytest.mark.parametrize("prompt", [[], [b"abc"], [LLAMA], [LLAMA[1:]], [b"\xff"], [None]])
+def test_a_prompt_that_ends_on_whole_characters_adds_nothing(prompt):
+    assert run([b"!"], prompt=prompt) == (["!"], "", False)
+
+
+def test_control_tokens_have_no_text_and_break_no_character():
+    assert run([b"a", None, LLAMA[:2], None, LLAMA[2:]]) == (["a", "", "", "", "🦙"], "", False)
 
 
 @given(st.binary(max_size=40), st.lists(st.integers(0, 40), max_size=12))
@@ -105,12 +117,63 @@ def test_any_split_of_text_shows_every_character_once_it_is_whole(text, cuts):
         assert "".join(shown[: i + 1]) == so_far.decode("utf-8", "ignore")
 
 
-@given(st.binary(max_size=20), st.binary(max_size=20))
-def test_prompt_and_completion_together_are_the_whole_text(prompt, completion):
-    tail = unfinished(prompt)
-    shown, rest, _ = run([completion], tail=tail)
-    before = prompt[: len(prompt) - len(tail)].decode("utf-8", "replace")
-    assert before + "".join(shown) + rest == (prompt + completion).decode("utf-8", "replace")
+# --- the tokenizers' spaces -----------------------------------------------------------------
+
+WORDS = ["<s>", "</s>", "<tool>", "▁", "▁▁", "a", "▁b", "é", "<0xC3>", "<0xA9>", "<0x20>"]
+
+
+def sentencepiece(directory, scheme):
+    """A vocabulary of SentencePiece's kind whose texts get a space in front, or not."""
+    added = [{"id": i, "content": WORDS[i], "special": i < 2} for i in range(3)]
+    model = {
+        "added_tokens": added,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+        "model": {
+            "type": "BPE",
+            "vocab": {word: i for i, word in enumerate(WORDS)},
+            "merges": [],
+            "byte_fallback": True,
+            "unk_token": "<s>",
+        },
+    }
+    path = directory / "tokenizer.json"
+    path.write_text(json.dumps(model))
+    return Tokenizer.from_file(path, config={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+ids = st.lists(st.integers(0, len(WORDS) - 1), max_size=8)
+
+
+@pytest.fixture(scope="module", params=["never", "first", "always"])
+def tokenizer(request, tmp_path_factory):
+    return sentencepiece(tmp_path_factory.mktemp("tokenizer"), request.param)
+
+
+@given(prompt=ids, completion=ids)
+def test_the_text_is_what_decoding_has_more_with_the_completion(tokenizer, prompt, completion):
+    stream = TextStream(tokenizer, (), prompt)
+    text = "".join(map(stream.push, completion)) + stream.finish()
+    before = tokenizer.decode(prompt, skip_specials=True)
+    whole = tokenizer.decode(prompt + completion, skip_specials=True)
+    broken = prompt_breaks_off(tokenizer, prompt)
+    assert before[: len(before) - broken] + text == whole
+
+
+def prompt_breaks_off(tokenizer, prompt):
+    """Whether the prompt ends in the first byte of é, which alone decodes to U+FFFD."""
+    last_texts = [i for i in prompt if not tokenizer.is_special(i)][-1:]
+    return last_texts == [WORDS.index("<0xC3>")]
+
+
+def test_a_completion_keeps_its_space_after_a_text_and_not_after_bos_alone(tmp_path):
+    tokenizer = sentencepiece(tmp_path, "first")
+    bos, a, b = (WORDS.index(word) for word in ("<s>", "a", "▁b"))
+    texts = {
+        prompt: "".join(map(TextStream(tokenizer, (), prompt).push, [b, b]))
+        for prompt in [(bos, a), (bos,), ()]
+    }
+    assert texts == {(bos, a): " b b", (bos,): "b b", (): "b b"}
 
 
 # --- stop strings (case 118) ----------------------------------------------------------------

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from armillary.decoder import Decoder
-from armillary.generation.decode import Request, TokenEvent, Vocabulary, check_prompt
+from armillary.generation.decode import Request, TokenEvent, check_prompt
 from armillary.generation.sampling import SamplingConfig
 from armillary.parts.kv_cache import CacheError, KVCache
+from armillary.tokenizer import Tokenizer
 
 
 def generate(
     decoder: Decoder,
-    tokenizer: Vocabulary,
+    tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
     configs: Sequence[SamplingConfig],
     *,

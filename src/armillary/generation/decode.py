@@ -7,7 +7,7 @@ on is in here, so a batch cannot change it.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from armillary.generation.sampling import (
     likeliest,
     log_probabilities,
 )
-from armillary.generation.stream import TextStream, TokenBytes, unfinished
+from armillary.generation.stream import TextStream
+from armillary.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length", "eos"]
 
@@ -53,18 +54,10 @@ class TokenEvent:
     logprob: TokenLogprob | None = None
 
 
-class Vocabulary(TokenBytes, Protocol):
-    """What generation needs of a tokenizer: the tokens' bytes, and those that end a text."""
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...  # noqa: D102
-
-
 class Request:
     """The state of one request.
 
-    `eos_ids` are the tokens that end it. The prompt may end inside a character, which the
-    completion then continues.
+    `eos_ids` are the tokens that end it.
     """
 
     def __init__(
@@ -72,7 +65,7 @@ class Request:
         index: int,
         prompt: Sequence[int],
         config: SamplingConfig,
-        tokenizer: TokenBytes,
+        tokenizer: Tokenizer,
         eos_ids: Collection[int],
     ) -> None:
         self.index = index
@@ -82,7 +75,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self._eos_ids = frozenset() if config.ignore_eos else frozenset(eos_ids)
         self._random = generator(config.seed)
-        self._stream = TextStream(tokenizer, config.stop, _prompt_tail(tokenizer, self.prompt))
+        self._stream = TextStream(tokenizer, config.stop, self.prompt)
         self._seen: Tensor | None = None
 
     @property
@@ -95,13 +88,9 @@ class Request:
         seen = self._mark_seen(logits) if self.config.repetition_penalty != 1 else None
         token_id = choose(logits, self.config, float(self._random.random()), seen)
         self.token_ids.append(token_id)
-        return TokenEvent(
-            self.index,
-            token_id,
-            self._read(token_id),
-            self.finish_reason,
-            self._logprob(logits, token_id),
-        )
+        text = self._read(token_id)
+        logprob = self._logprob(logits, token_id)
+        return TokenEvent(self.index, token_id, text, self.finish_reason, logprob)
 
     def _read(self, token_id: int) -> str:
         """Show the token's text, and find out whether it is the last."""
@@ -165,13 +154,3 @@ def check_prompt(prompt: Sequence[int], config: SamplingConfig, model: DecoderCo
             f"max_tokens is {config.max_tokens}, but after a prompt of {len(prompt)} tokens the "
             f"model's window of {model.max_positions} has room for {room}; ask for {room} or fewer"
         )
-
-
-def _prompt_tail(tokenizer: TokenBytes, prompt: Sequence[int]) -> bytes:
-    """Return the bytes of the character that the prompt breaks off in."""
-    tail = b""
-    for token_id in reversed(prompt):
-        tail = tokenizer.token_bytes(token_id) + tail
-        if len(tail) >= 3:
-            break
-    return unfinished(tail)
