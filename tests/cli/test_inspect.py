@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from armillary.checkpoints.checkpoint import Checkpoint
+from armillary.checkpoints.tensors import StoredTensor
 from armillary.cli import main
 from armillary.config import (
     AttentionConfig,
@@ -306,6 +309,32 @@ def test_the_config_of_a_checkpoint_points_to_its_directory(tmp_path, capsys):
     assert "name a checkpoint by its directory" in capsys.readouterr().err
 
 
+def test_a_checkpoint_adds_its_encodings_and_notices(inspect, tmp_path, monkeypatch):
+    """A reader stands in: what matters is what is made of its answer."""
+    asked = {}
+
+    def read(path: Path, *, ignore_keys: tuple[str, ...]) -> Checkpoint:
+        asked.update(path=path, ignore_keys=ignore_keys)
+        stored = {
+            name: StoredTensor(name, (3, 32), encoding, np.zeros(count, np.uint8), "here")
+            for name, encoding, count in [("a", "F16", 192), ("b", "Q8_0", 102), ("c", "F16", 192)]
+        }
+        return Checkpoint(mixed(), stored, None, {}, path, "gguf", ["rope_theta is not given"])
+
+    monkeypatch.setattr("armillary.checkpoints.open_checkpoint", read)
+    path = tmp_path / "model.gguf"
+    path.touch()
+    facts = json.loads(inspect(path, "--json", "--ignore-key", "a", "--ignore-key", "b"))
+    assert asked == {"path": path, "ignore_keys": ("a", "b")}
+    assert facts["stored_bytes"] == {"F16": 384, "Q8_0": 102}
+    assert facts["notices"] == ["rope_theta is not given"]
+    assert facts["tokenizer"] is None
+    shown = rows(inspect(path))
+    assert ("note: rope_theta is not given",) in shown
+    assert ("weights in the file", "486 bytes: F16 384 bytes, Q8_0 102 bytes") in shown
+    assert ("tokenizer",) not in shown
+
+
 @pytest.mark.download
 def test_smollm2_from_its_file(inspect):
     path = smollm2_gguf()
@@ -319,7 +348,7 @@ def test_smollm2_from_its_file(inspect):
     assert facts["tokenizer"] == {
         "vocab_size": 49152,
         "bos": {"id": 1, "text": "<|im_start|>"},
-        "eos": [{"id": 2, "text": "<|im_end|>"}],
+        "eos": [{"id": 2, "text": "<|im_end|>"}, {"id": 0, "text": "<|endoftext|>"}],
         "chat_template": True,
     }
     shown = rows(inspect(path))

@@ -23,7 +23,6 @@ from armillary.diagnosis.size import (
     multiplied_parameters,
     outer_steps,
     parameter_count,
-    parameter_shapes,
     ranges_text,
 )
 from armillary.errors import UserError
@@ -64,7 +63,11 @@ def test_parameters_are_those_of_the_decoder(name):
             ours.replace("head_bias", "head.bias"): tuple(parameter.shape)
             for ours, parameter in Decoder(model).named_parameters()
         }
-    assert parameter_shapes(model) == built
+    counted = {w.name: w.shape for step in outer_steps(model, 1, 1) for w in step.weights}
+    for group in layer_groups(model, 1, 1):
+        weights = [weight for step in group.steps for weight in step.weights]
+        counted |= {f"layers.{i}.{w.name}": w.shape for i in group.indices for w in weights}
+    assert counted == built
     assert parameter_count(model) == sum(math.prod(shape) for shape in built.values())
 
 

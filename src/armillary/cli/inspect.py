@@ -224,6 +224,7 @@ def _checkpoint_facts(checkpoint: "Checkpoint") -> Facts:
     facts: Facts = {
         "source": str(checkpoint.source),
         "format": checkpoint.format,
+        "notices": checkpoint.notices,
         "stored_bytes": dict(sorted(encodings.items(), key=lambda entry: -entry[1])),
         "tokenizer": None,
     }
@@ -250,6 +251,8 @@ def _print(facts: Facts) -> None:
     )
     if "source" in facts:
         console.print(f"{facts['source']} ({facts['format']})", soft_wrap=True)
+        for notice in facts["notices"]:
+            console.print(f"note: {notice}")
     for heading, table in _sections(facts, console):
         console.print(f"\n{heading}", style="bold")
         console.print(table)

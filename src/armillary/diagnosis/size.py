@@ -164,22 +164,10 @@ def check_sizes(config: DecoderConfig, batch: int, length: int) -> None:
         )
 
 
-def parameter_shapes(config: DecoderConfig) -> dict[str, Shape]:
-    """Every parameter of the decoder by its full name, with its stored shape."""
-    shapes = {
-        weight.name: weight.shape for step in outer_steps(config, 1, 1) for weight in step.weights
-    }
-    for group in layer_groups(config, 1, 1):
-        for index in group.indices:
-            for step in group.steps:
-                for weight in step.weights:
-                    shapes[f"layers.{index}.{weight.name}"] = weight.shape
-    return shapes
-
-
 def parameter_count(config: DecoderConfig) -> int:
     """Parameters of the whole decoder, a tied head counted once."""
-    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    in_layers = sum(group.parameters for group in layer_groups(config, 1, 1))
+    return in_layers + sum(step.parameters for step in outer_steps(config, 1, 1))
 
 
 def multiplied_parameters(config: DecoderConfig) -> int:
