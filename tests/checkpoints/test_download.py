@@ -123,3 +123,15 @@ def test_a_server_that_is_not_there_is_named(tmp_path):
         url = server.url
     with pytest.raises(UserError, match="could not be fetched.*refused"):
         download(f"{url}/file", tmp_path / "part", SUM, what="it", pause=0.0)
+
+
+def test_credentials_are_for_the_server_that_was_asked_alone(web, tmp_path):
+    with web_server() as elsewhere:
+        elsewhere.file("/stored", BODY)
+        web.answers["/file"] = Answer(status=302, headers={"Location": f"{elsewhere.url}/stored"})
+        url = f"{web.url}/file"
+        (tmp_path / "part").write_bytes(BODY[:10])
+        download(url, tmp_path / "part", SUM, what="it", credentials="Bearer secret", pause=0.0)
+        assert (tmp_path / "part").read_bytes() == BODY
+        assert [r.credentials for r in web.requests] == ["Bearer secret"]
+        assert [(r.credentials, r.range) for r in elsewhere.requests] == [(None, "bytes=10-")]

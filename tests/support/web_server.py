@@ -11,17 +11,18 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Request:
-    """What a client asked: `range` is its Range header, `agent` its User-Agent."""
+    """What a client asked, and its headers Range, User-Agent and Authorization."""
 
     method: str
     path: str
     range: str | None
     agent: str
+    credentials: str | None
 
 
 @dataclass
 class Answer:
-    """What a path gives; `ranges`: whether a Range is honoured; `sized`: whether its length is told."""
+    """What a path gives; whether its length is told (`sized`) and a Range honoured (`ranges`)."""
 
     body: bytes = b""
     status: int = 200
@@ -79,7 +80,8 @@ def web_server() -> Iterator[WebServer]:
         def _answer(self) -> None:
             path = urlsplit(self.path).path
             agent = self.headers.get("User-Agent", "")
-            request = Request(self.command, path, self.headers.get("Range"), agent)
+            secret = self.headers.get("Authorization")
+            request = Request(self.command, path, self.headers.get("Range"), agent, secret)
             web.requests.append(request)
             answer = web.refuses(request) or web.answers.get(path) or Answer(b"not here", 404)
             body, status, headers = answer.body, answer.status, dict(answer.headers)

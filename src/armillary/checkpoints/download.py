@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,6 @@ TIMEOUT_SECONDS = 30.0
 FRUITLESS_TRIES = 4
 _CHUNK = 1 << 18
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_Tell = Callable[[int, int | None], None]
 
 
 class DownloadRefusedError(UserError):
@@ -40,6 +40,7 @@ def download(
     *,
     what: str,
     progress: Progress | None = None,
+    credentials: str | None = None,
     pause: float = 1.0,
 ) -> None:
     """Bring `part` to be the whole file at `url`, going on from the bytes that it holds.
@@ -47,61 +48,76 @@ def download(
     A connection that breaks is taken up again after `pause` seconds (longer each time) for as long
     as tries bring bytes. A `part` that turns out not to be the file's beginning is fetched again
     from its start, once.
-    `progress` is told of the bytes under the name `what`.
+    `progress` is told of the bytes under the name `what`. `credentials` is an Authorization header
+    for the server of the URL; one that it sends us on to does not get it.
     Raises DownloadRefusedError on an answer that another try would not change, UserError when the
     file does not come or is not the one with the checksum.
     """
     resumed = _size(part) > 0
     if resumed and sha256_of(part) == sha256:
         return
-    _fetch(url, part, partial(progress, what) if progress else None, pause)
-    if sha256_of(part) == sha256:
-        return
-    part.unlink()
-    if not resumed:
+    source = _Source(url, credentials, partial(progress, what) if progress else None)
+    _fetch(source, part, pause)
+    if resumed and sha256_of(part) != sha256:
+        part.unlink()
+        _fetch(source, part, pause)
+    if sha256_of(part) != sha256:
+        part.unlink()
         raise UserError(f"{url}: what came does not have the checksum {sha256}; try again later")
-    download(url, part, sha256, what=what, progress=progress, pause=pause)
 
 
-def _fetch(url: str, part: Path, tell: _Tell | None, pause: float) -> None:
+@dataclass(frozen=True)
+class _Source:
+    url: str
+    credentials: str | None
+    tell: Callable[[int, int | None], None] | None
+
+    def request(self, offset: int) -> urllib.request.Request:
+        """Return the request for what follows `offset` bytes."""
+        # Identity, since a range of a compressed answer would be a range of something else.
+        headers = {"Accept-Encoding": "identity", "User-Agent": "armillary"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        request = urllib.request.Request(self.url, headers=headers)
+        if self.credentials is not None:
+            request.add_unredirected_header("Authorization", self.credentials)
+        return request
+
+
+def _fetch(source: _Source, part: Path, pause: float) -> None:
     fruitless = 0
     while True:
         before = _size(part)
         try:
-            if _fetch_rest(url, part, tell):
+            if _fetch_rest(source, part):
                 return
             reason = "the connection ended early"
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and before:
                 part.unlink()  # longer than the file: not the beginning of it
             elif error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise DownloadRefusedError(f"{url}: {error.code} {error.reason}") from error
+                raise DownloadRefusedError(f"{source.url}: {error.code} {error.reason}") from error
             reason = f"{error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             if getattr(error, "errno", None) in _NO_ROOM:
                 raise UserError(f"{part}: cannot be written: {error}") from error
             cause = getattr(error, "reason", error)
             if isinstance(cause, ssl.SSLCertVerificationError):
-                raise DownloadRefusedError(f"{url}: {cause.verify_message}") from error
+                raise DownloadRefusedError(f"{source.url}: {cause.verify_message}") from error
             reason = str(cause) or type(cause).__name__
         fruitless = 0 if _size(part) > before else fruitless + 1
         if fruitless == FRUITLESS_TRIES:
             raise UserError(
-                f"{url}: could not be fetched ({reason}); what has come is kept, so run it again "
-                "when the network is back"
+                f"{source.url}: could not be fetched ({reason}); what has come is kept, so run it "
+                "again when the network is back"
             )
         time.sleep(pause * (1 + fruitless))
 
 
-def _fetch_rest(url: str, part: Path, tell: _Tell | None) -> bool:
+def _fetch_rest(source: _Source, part: Path) -> bool:
     """Append what `part` lacks; return whether everything that the server promised has come."""
     have = _size(part)
-    # Identity, since a range of a compressed answer would be a range of something else.
-    headers = {"Accept-Encoding": "identity", "User-Agent": "armillary"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+    with urllib.request.urlopen(source.request(have), timeout=TIMEOUT_SECONDS) as answer:
         if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
             have = 0  # the server sends the whole file
         length = answer.headers.get("Content-Length")
@@ -111,8 +127,8 @@ def _fetch_rest(url: str, part: Path, tell: _Tell | None) -> bool:
             while chunk := answer.read(_CHUNK):
                 file.write(chunk)
                 have += len(chunk)
-                if tell is not None:
-                    tell(have, total)
+                if source.tell is not None:
+                    source.tell(have, total)
     return total is None or have == total
 
 

@@ -1,4 +1,4 @@
-"""Models in a Hub repository, through huggingface_hub: its cache, its token, its resuming.
+"""Models in a Hub repository, through huggingface_hub: its names, its cache, its token.
 
 Only data at the top of the repository is fetched: safetensors with JSON, templates and tokenizer
 files, or one GGUF file. Pickles and Python files are never asked for.
@@ -6,12 +6,13 @@ files, or one GGUF file. Pickles and Python files are never asked for.
 
 import difflib
 import glob
-import threading
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from armillary.checkpoints.download import Progress
+from filelock import FileLock
+
+from armillary.checkpoints.download import DownloadRefusedError, Progress, download
 from armillary.errors import UserError
 
 _SAFETENSORS = "*.safetensors"
@@ -40,47 +41,80 @@ def locate_on_hub(name: str, progress: Progress | None = None) -> Path:
 def _locate(repository: str, revision: str | None, file: str, progress: Progress | None) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.hf_api import RepoFile
 
     try:
-        tree = HfApi().list_repo_tree(repository, revision=revision)
-        sizes = {entry.path: entry.size for entry in tree if isinstance(entry, RepoFile)}
+        facts = HfApi().model_info(repository, revision=revision, files_metadata=True)
     except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
     except Exception:
-        return _locate_offline(repository, revision, file)
-    wanted = _choose(repository, list(sizes), file)
+        cached = _find_cached(repository, revision, file)
+        if cached is None:
+            raise
+        return cached
+    entries = {entry.rfilename: entry for entry in facts.siblings or []}
+    wanted = _choose(repository, [name for name in entries if "/" not in name], file)
+    for name in wanted:
+        stored_apart = entries[name].lfs  # so are all but small files, under their SHA-256
+        if stored_apart is not None and facts.sha is not None:
+            _fetch_blob(repository, name, facts.sha, stored_apart.sha256, progress)
     folder = snapshot_download(
         repository,
         revision=revision,
         allow_patterns=[glob.escape(name) for name in wanted],
         ignore_patterns=_BELOW_THE_TOP,
-        tqdm_class=_counting_bar(repository, sum(sizes[name] for name in wanted), progress),
+        tqdm_class=_bars_that_draw_nothing(),
     )
     return _weights_in(Path(folder), repository, wanted[0] if len(wanted) == 1 else "")
 
 
-def _locate_offline(repository: str, revision: str | None, file: str) -> Path:
-    """Return what an earlier run has fetched; raises the client's error when that is not whole."""
+def _fetch_blob(
+    repository: str, name: str, commit: str, sha256: str, progress: Progress | None
+) -> None:
+    """Put a large file where the client's cache keeps it, so that the client only has to link it.
+
+    The client itself throws away what has come of a file when it is interrupted, and does not
+    compare checksums. Its cache is `models--OWNER--NAME/blobs/SHA256`, locked by `.locks/…`.
+    """
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    cache, folder = Path(constants.HF_HUB_CACHE), f"models--{repository.replace('/', '--')}"
+    blob = cache / folder / "blobs" / sha256
+    lock = cache / ".locks" / folder / f"{sha256}.lock"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        if blob.exists():
+            return
+        part = blob.with_name(f"{sha256}.part")
+        url = hf_hub_url(repository, name, revision=commit)
+        credentials = build_hf_headers().get("authorization")
+        try:
+            download(url, part, sha256, what=name, progress=progress, credentials=credentials)
+        except DownloadRefusedError:
+            return  # the client tries, and knows the Hub's ways to say why not
+        part.replace(blob)
+
+
+def _find_cached(repository: str, revision: str | None, file: str) -> Path | None:
+    """Return what an earlier run has fetched completely, asking nobody."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def cached(*patterns: str) -> Path:
-        folder = snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=_BELOW_THE_TOP,
-            local_files_only=True,
-        )
+    kinds = [[glob.escape(file)]] if file else [[_SAFETENSORS, *_BESIDE_SAFETENSORS], ["*.gguf"]]
+    for patterns in kinds:
+        try:
+            folder = snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=_BELOW_THE_TOP,
+                local_files_only=True,
+            )
+        except LocalEntryNotFoundError:
+            continue
         return _weights_in(Path(folder), repository, file)
-
-    if file:
-        return cached(glob.escape(file))
-    try:
-        return cached(_SAFETENSORS, *_BESIDE_SAFETENSORS)
-    except LocalEntryNotFoundError:
-        return cached("*.gguf")
+    return None
 
 
 def _choose(repository: str, names: list[str], file: str) -> list[str]:
@@ -123,32 +157,14 @@ def _no_single_file(repository: str, ggufs: list[str]) -> str:
     )
 
 
-def _counting_bar(what: str, total: int, progress: Progress | None) -> type[Any]:
-    """Return a class of bars that draw nothing and report the bytes that they count.
-
-    The client keeps several bars over the same bytes (what came over the network, what is on the
-    disk); the furthest one is reported.
-    """
+def _bars_that_draw_nothing() -> type[Any]:
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    lock = threading.Lock()
-    furthest = 0
-
-    class CountingBar(tqdm):
+    class Hidden(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._counts_bytes = kwargs.get("unit") == "B"
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
-        def update(self, n: float | None = 1) -> None:
-            nonlocal furthest
-            if not self._counts_bytes or progress is None:
-                return
-            with lock:
-                self.n += n or 0
-                furthest = max(furthest, int(self.n))
-                progress(what, min(furthest, total), total)
-
-    return CountingBar
+    return Hidden
 
 
 def _explain(error: Exception, repository: str, revision: str) -> str:
