@@ -6,13 +6,15 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from armillary.checkpoints.checkpoint import Checkpoint
+from armillary.checkpoints.gguf import read_gguf
+from armillary.checkpoints.huggingface import read_huggingface, write_huggingface
+from armillary.checkpoints.own_format import MARKER, read_armillary, save_armillary
 from armillary.errors import CheckpointError
 from armillary.files import read_json, set_aside
 
-if TYPE_CHECKING:
-    from armillary.checkpoints.checkpoint import Checkpoint
+__all__ = ["Checkpoint", "open_checkpoint", "save_armillary", "write_huggingface"]
 
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
 
@@ -23,7 +25,7 @@ def open_checkpoint(
     ignore_keys: Iterable[str] = (),
     allow_missing: bool = False,
     verify: bool = False,
-) -> "Checkpoint":
+) -> Checkpoint:
     """Read a GGUF file, a Hugging Face directory or one of our own.
 
     ignore_keys    configuration keys to pass over although they are not known
@@ -52,22 +54,16 @@ def open_checkpoint(
         raise CheckpointError(
             f"{path}: holds weights but no configuration; give the directory with its config.json"
         )
-    from armillary.checkpoints.gguf import read_gguf
-
     return read_gguf(path, ignore_keys=ignore_keys, allow_missing=allow_missing)
 
 
 def _open_directory(
     path: Path, ignore_keys: Iterable[str], allow_missing: bool, verify: bool
-) -> "Checkpoint":
+) -> Checkpoint:
     if not (path / "config.json").is_file():
         files = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"; to read {files[0]}, name the file itself" if files else ""
         raise CheckpointError(f"{path}: holds no config.json{hint}")
-    from armillary.checkpoints import own_format
-
-    if read_json(path / "config.json").get("format") == own_format.MARKER:
-        return own_format.read_armillary(path, allow_missing=allow_missing, verify=verify)
-    from armillary.checkpoints.huggingface import read_huggingface
-
+    if read_json(path / "config.json").get("format") == MARKER:
+        return read_armillary(path, allow_missing=allow_missing, verify=verify)
     return read_huggingface(path, ignore_keys=ignore_keys, allow_missing=allow_missing)

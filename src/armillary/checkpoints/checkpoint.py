@@ -16,8 +16,8 @@ class Checkpoint:
     """A decoder's configuration and its weights where they lie.
 
     tensors     our parameter name → stored tensor, laid out as the configuration says
-    generation  defaults that the file suggests: `bos_id`, `eos_ids` (a tuple), `pad_id`, and those
-                of `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty` that it sets
+    generation  what the file suggests, where it does: `bos_token_id`, `eos_token_id` (a tuple),
+                `pad_token_id`, `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`
     format      "huggingface", "gguf" or "armillary"
     notices     one line each for what a person may want to know: defaults used, files passed over
     """

@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 
 # Tensors of divisors, which belong to the rotary settings.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_TOKENIZER_IDS = {"bos_id": "bos_token_id", "pad_id": "padding_token_id"}
-_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# The suggestions that newer files carry, under `general.sampling.`.
+_SAMPLING: Mapping[str, tuple[str, type]] = {
+    "temperature": ("temp", float),
+    "top_k": ("top_k", int),
+    "top_p": ("top_p", float),
+    "min_p": ("min_p", float),
+    "repetition_penalty": ("penalty_repeat", float),
+}
 
 
 def read_gguf(
@@ -62,11 +68,12 @@ def read_gguf(
     where = str(path)
     names = names_in_file(config, family.gguf.tensors, where)
     assigned = assign(config, tensors, names, where, allow_missing)
+    tokenizer = _read_tokenizer(file, notices)
     return Checkpoint(
         config=config,
         tensors=_to_half_split(config, family.gguf, assigned),
-        tokenizer=_read_tokenizer(file, notices),
-        generation=_read_generation(file),
+        tokenizer=tokenizer,
+        generation=_read_generation(file, tokenizer),
         source=path,
         format="gguf",
         notices=notices,
@@ -190,16 +197,20 @@ def _to_half_split(
     return result
 
 
-def _read_generation(file: GGUFFile) -> dict[str, Any]:
+def _read_generation(file: GGUFFile, tokenizer: "Tokenizer | None") -> dict[str, Any]:
     entries = StrictDict(file.metadata, str(file.path))
     generation: dict[str, Any] = {}
-    for name, key in _TOKENIZER_IDS.items():
-        value = entries.take_optional(f"tokenizer.ggml.{key}", int)
+    for name, (key, kind) in _SAMPLING.items():
+        value = entries.take_optional(f"general.sampling.{key}", kind)
         if value is not None:
-            generation[name] = value
-    ends = [entries.take_optional(f"tokenizer.ggml.{key}", int) for key in _END_IDS]
-    if ids := tuple(dict.fromkeys(value for value in ends if value is not None)):
-        generation["eos_ids"] = ids
+            generation[name] = _rounded(value)
+    if tokenizer is not None:
+        ids = {
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_id": tokenizer.eos_ids or None,
+            "pad_token_id": tokenizer.pad_id,
+        }
+        generation |= {key: value for key, value in ids.items() if value is not None}
     return generation
 
 
@@ -209,4 +220,4 @@ def _read_tokenizer(file: GGUFFile, notices: list[str]) -> "Tokenizer | None":
         return None
     from armillary.tokenizer import Tokenizer
 
-    return Tokenizer.from_gguf(file.metadata)
+    return Tokenizer.from_gguf(file.metadata, where=str(file.path))

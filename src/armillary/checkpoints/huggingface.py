@@ -14,7 +14,7 @@ import numpy as np
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES, Facts, Family
 from armillary.checkpoints.families.family import MAX_LAYERS, HuggingFaceTable, head_width
-from armillary.checkpoints.parameters import assign, names_in_file, parameter_shapes
+from armillary.checkpoints.parameters import assign, check_parameters, names_in_file
 from armillary.checkpoints.rotary_keys import read_huggingface_rotary, write_huggingface_rotary
 from armillary.checkpoints.safetensors import INDEX, SINGLE, read_sharded, write_sharded
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
@@ -185,19 +185,18 @@ def _read_generation(directory: Path, config: StrictDict) -> dict[str, Any]:
     path = directory / GENERATION
     entries = StrictDict(read_json(path) if path.is_file() else {}, str(path))
     generation: dict[str, Any] = {}
-    for name in ("bos_id", "pad_id"):
-        key = name.replace("_id", "_token_id")
+    for key in ("bos_token_id", "pad_token_id"):
         own, other = entries.take_optional(key, int), config.take_optional(key, int)
         value = other if own is None else own
         if value is not None and value >= 0:
-            generation[name] = value
+            generation[key] = value
     own, other = (part.take_optional("eos_token_id", (int, list)) for part in (entries, config))
     eos = other if own is None else own
     if eos is not None:
         ids = eos if isinstance(eos, list) else [eos]
         if not all(type(token) is int and token >= 0 for token in ids):
             raise ConfigError(f"{path}: eos_token_id must be token ids, not {eos!r:.80}")
-        generation["eos_ids"] = tuple(ids)
+        generation["eos_token_id"] = tuple(ids)
     sample = entries.take_optional("do_sample", bool)
     for key, kind in _SAMPLING.items():
         value = entries.take_optional(key, kind)
@@ -292,25 +291,20 @@ def _equal(a: StoredTensor, b: StoredTensor) -> bool:
 
 
 def read_tokenizer(directory: Path, notices: list[str]) -> "Tokenizer | None":
-    """Read tokenizer.json with what tokenizer_config.json says; None and a notice without it."""
+    """Read tokenizer.json and what stands beside it; None and a notice when it is not there."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         notices.append("there is no tokenizer.json; only token ids can be given")
         return None
     from armillary.tokenizer import Tokenizer
 
-    settings = directory / "tokenizer_config.json"
-    config = read_json(settings) if settings.is_file() else {}
-    template = directory / "chat_template.jinja"
-    if template.is_file():
-        config["chat_template"] = template.read_text(encoding="utf-8")
-    return Tokenizer.from_file(path, config=config)
+    return Tokenizer.from_file(path)
 
 
 def write_huggingface(
     directory: Path,
     config: DecoderConfig,
-    tensors: Sequence[TensorToWrite],
+    tensors: Iterable[TensorToWrite],
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
     *,
@@ -323,11 +317,10 @@ def write_huggingface(
     Raises ConfigError naming what the family cannot express, ValueError for tensors that are not
     the configuration's parameters.
     """
+    tensors = list(tensors)
     names = names_in_file(config, family.huggingface.tensors, str(directory))
     entries = _config_entries(config, family, tensors, generation or {})
-    given = {tensor.name: tensor.shape for tensor in tensors}
-    if given != parameter_shapes(config) or len(given) != len(tensors):
-        raise ValueError(f"{directory}: the tensors given are not the configuration's parameters")
+    check_parameters(config, tensors)
     with write_directory_atomically(directory) as partial:
         write_json(partial / CONFIG, entries)
         if generation:
@@ -430,13 +423,12 @@ def _first_difference(ours: Any, theirs: Any, path: str = "") -> str:
 
 
 def _token_ids(generation: Mapping[str, Any]) -> dict[str, Any]:
-    eos = generation.get("eos_ids")
-    ids = {
-        "bos_token_id": generation.get("bos_id"),
-        "eos_token_id": list(eos) if eos and len(eos) > 1 else eos[0] if eos else None,
-        "pad_token_id": generation.get("pad_id"),
-    }
-    return {key: value for key, value in ids.items() if value is not None}
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {key: generation[key] for key in keys if key in generation}
+    if "eos_token_id" in ids:
+        eos = list(ids["eos_token_id"])
+        ids["eos_token_id"] = eos[0] if len(eos) == 1 else eos
+    return ids
 
 
 def _generation_entries(generation: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 config.json is the `DecoderConfig` with a `format` marker; tensors go by our parameter names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.huggingface import read_tokenizer
-from armillary.checkpoints.parameters import assign, parameter_shapes
+from armillary.checkpoints.parameters import assign, check_parameters, parameter_shapes
 from armillary.checkpoints.safetensors import SINGLE, read_safetensors, write_safetensors
 from armillary.checkpoints.tensors import TensorToWrite
 from armillary.config import DecoderConfig
@@ -28,7 +28,7 @@ _VERSION = 1
 def save_armillary(
     directory: Path,
     config: DecoderConfig,
-    tensors: Sequence[TensorToWrite],
+    tensors: Iterable[TensorToWrite],
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
 ) -> None:
@@ -39,9 +39,8 @@ def save_armillary(
     Raises ValueError for tensors that are not the configuration's parameters, UserError when the
     directory cannot be written or is not ours.
     """
-    given = {tensor.name: tuple(tensor.shape) for tensor in tensors}
-    if given != parameter_shapes(config) or len(given) != len(tensors):
-        raise ValueError(f"{directory}: the tensors given are not the configuration's parameters")
+    tensors = list(tensors)
+    check_parameters(config, tensors)
     with write_directory_atomically(directory) as partial:
         marker = {"format": MARKER, "format_version": _VERSION}
         write_json(partial / CONFIG, marker | config.to_dict())
@@ -81,9 +80,9 @@ def read_armillary(
 
 def _read_generation(path: Path) -> dict[str, Any]:
     generation = read_json(path)
-    if "eos_ids" in generation:
-        ids = generation["eos_ids"]
+    if "eos_token_id" in generation:
+        ids = generation["eos_token_id"]
         if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-            raise ConfigError(f"{path}: eos_ids must be a list of token ids, not {ids!r:.80}")
-        generation["eos_ids"] = tuple(ids)
+            raise ConfigError(f"{path}: eos_token_id must be a list of token ids, not {ids!r:.80}")
+        generation["eos_token_id"] = tuple(ids)
     return generation

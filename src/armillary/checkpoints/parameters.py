@@ -3,9 +3,9 @@
 Every tensor of the file is assigned once and every parameter filled, or it is an error.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from armillary.checkpoints.tensors import StoredTensor
+from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
 from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, NormConfig
 from armillary.errors import CheckpointError
 from armillary.strict_dict import nearest
@@ -71,6 +71,18 @@ def _norm(name: str, width: int, config: NormConfig) -> Iterator[tuple[str, Shap
     yield f"{name}.weight", (width,)
     if config.bias:
         yield f"{name}.bias", (width,)
+
+
+def check_parameters(config: DecoderConfig, tensors: Sequence[TensorToWrite]) -> None:
+    """Raise ValueError unless the tensors are the configuration's parameters, once each."""
+    shapes = parameter_shapes(config)
+    given = [tensor.name for tensor in tensors]
+    if sorted(given) != sorted(shapes):
+        differing = sorted(set(given) ^ set(shapes)) or [n for n in given if given.count(n) > 1]
+        raise ValueError(f"tensors to write must be the parameters, once each; not: {differing[0]}")
+    for tensor in tensors:
+        if tuple(tensor.shape) != shapes[tensor.name]:
+            raise ValueError(f"{tensor.name}: shape {tensor.shape}, {shapes[tensor.name]} needed")
 
 
 def template_of(name: str) -> str:
