@@ -1,6 +1,6 @@
 """`armillary pull`: have a model on this machine."""
 
-import typer
+import sys
 
 from armillary.cli._options import Debug, Json, Model, bytes_text, print_json
 
@@ -23,7 +23,7 @@ def pull(model: Model, json: Json = False, debug: Debug = False) -> None:
         try:
             path = locate(model, progress=progress.report)
         except KeyboardInterrupt:
-            typer.echo("what has come so far is kept; the same command goes on from it", err=True)
+            print("what has come so far is kept; the same command goes on from it", file=sys.stderr)
             raise
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
     rows = [
@@ -34,7 +34,7 @@ def pull(model: Model, json: Json = False, debug: Debug = False) -> None:
     if json:
         print_json({"model": model, "path": str(path), "bytes": total, "files": rows})
         return
-    typer.echo(str(path))
+    print(path)
     for file, row in zip(files, rows, strict=True):
         size = bytes_text(file.stat().st_size)
-        typer.echo(f"  {file.name}  {size}  sha256 {row['sha256']}")
+        print(f"  {file.name}  {size}  sha256 {row['sha256']}")
