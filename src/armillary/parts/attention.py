@@ -4,14 +4,17 @@
 projections. Neither knows of layers, files or how keys are kept: a layer's cache is handed in.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from armillary.config import AttentionConfig
-from armillary.parts.mask import Block, Visibility
+from armillary.parts.mask import Visibility
 from armillary.parts.norm import build_norm
 from armillary.parts.rotary import Rotation, rotate
 
@@ -47,30 +50,36 @@ def attend(
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, dropout_p=dropout, enable_gqa=True
         )
-    results = [
-        _attend_block(q, k, v, block, visibility.may_be_empty, scale, soft_cap, dropout)
-        for block in visibility.blocks(QUERY_BLOCK, q.device)
-    ]
-    return results[0] if len(results) == 1 else torch.cat(results, dim=2)
+    starts = range(0, visibility.n_queries, QUERY_BLOCK)
+    if len(starts) == 1:
+        return _attend_block(q, k, v, visibility, 0, scale, soft_cap, dropout)
+    run: Callable[..., Tensor] = _attend_block
+    if torch.is_grad_enabled():
+        # A block is computed again for its gradients: the scores or masks that all blocks would
+        # keep until then are the T × S matrix.
+        run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=dropout > 0)
+    results = [run(q, k, v, visibility, start, scale, soft_cap, dropout) for start in starts]
+    return torch.cat(results, dim=2)
 
 
 def _attend_block(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    block: Block,
-    may_be_empty: bool,
+    visibility: Visibility,
+    start: int,
     scale: float,
     soft_cap: float | None,
     dropout: float,
 ) -> Tensor:
+    block = visibility.block(start, min(start + QUERY_BLOCK, visibility.n_queries), q.device)
     batch, heads, _, width = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     q = q[:, :, block.start : block.stop]
     k, v = k[:, :, block.first : block.last], v[:, :, block.first : block.last]
     mask, reads = block.mask, None
-    if mask is not None and may_be_empty:
+    if mask is not None and visibility.may_be_empty:
         # A row with nothing to read attends to everything and is then set to zero: kernels
         # differ in what they make of an empty row, and NaN would spread through gradients.
         reads = mask.any(-1, keepdim=True)
@@ -146,4 +155,4 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor, n_heads: int) -> Tensor:
         """(B, T, n_heads·d_h) → (B, n_heads, T, d_h)."""
-        return x.unflatten(-1, (n_heads, self.config.d_head)).transpose(1, 2)
+        return x.view(*x.shape[:-1], n_heads, self.config.d_head).transpose(1, 2)

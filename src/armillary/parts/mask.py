@@ -6,7 +6,6 @@ positions, and the last query stands beside the last key: with fewer queries tha
 triangle is aligned to the lower right.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -73,11 +72,6 @@ class Visibility:
             documents=None if self.documents is None else self.documents[:, gone:],
             allowed=None if self.allowed is None else self.allowed[..., gone:],
         )
-
-    def blocks(self, size: int, device: torch.device | None = None) -> Iterator[Block]:
-        """The queries in blocks of at most `size`, with masks on `device`."""
-        for start in range(0, self.n_queries, size):
-            yield self.block(start, min(start + size, self.n_queries), device)
 
     def block(self, start: int, stop: int, device: torch.device | None = None) -> Block:
         """The keys that queries start … stop − 1 may read."""
