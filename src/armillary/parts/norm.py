@@ -35,11 +35,12 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.cast_before_weight:
-            return (normal.to(x.dtype) * self._scale(self.weight)).to(x.dtype)
-        return (normal * self._scale(self.weight.to(wide.dtype))).to(x.dtype)
+            normal = normal.to(x.dtype)
+        return (normal * self._scale(wide.dtype)).to(x.dtype)
 
-    def _scale(self, weight: Tensor) -> Tensor:
-        return weight + self.offset if self.offset else weight
+    def _scale(self, wide: torch.dtype) -> Tensor:
+        """The weight as multiplied by; in a narrow type, 1 + 15.8125 would be 16.75."""
+        return self.weight.to(wide) + self.offset if self.offset else self.weight
 
     def extra_repr(self) -> str:
         """Sizes and options, for printing."""
