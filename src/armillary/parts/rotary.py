@@ -59,10 +59,10 @@ def rotation(
             f"{tuple(positions.shape)}"
         )
     positions = positions.view(1, -1) if positions.dim() == 1 else positions
-    theta = _frequencies(config, positions, lengths)
     # Apple's GPUs have no float64; float32 holds every position up to 2^24 exactly.
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    theta = torch.as_tensor(theta, dtype=wide, device=positions.device)
+    frequencies = _frequencies(config, positions, lengths)
+    theta = torch.as_tensor(frequencies, dtype=wide, device=positions.device)
     # Elementwise, so that autocast leaves it alone: a matrix product would run in bfloat16.
     angles = positions.to(wide).unsqueeze(-1) * theta.unsqueeze(-2)
     factor = config.scaling.attention_factor()
