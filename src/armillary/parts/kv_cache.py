@@ -8,32 +8,32 @@ the cached tokens anew. It records no gradients.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as save_tensors
+from pydantic import BaseModel
 from torch import Tensor
 
 from armillary.config import AttentionConfig, DecoderConfig
-from armillary.errors import CheckpointError
-from armillary.files import write_atomically
 from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.rotary import rotate, rotation
+from armillary.parts.saved_cache import SavedCache, read_saved, write_saved
 
 # Beyond its window, a windowed store keeps room for this many tokens, so that it moves its
 # entries once in so many steps and can still be trimmed a little.
 WINDOW_SLACK = 256
 _GROWTH = 256
-_FORMAT = "armillary-kv-cache"
 
 
 class CacheError(ValueError):
     """The cache cannot be used in this way; nothing in it was changed."""
+
+
+# Entries held, entries ever taken in, and the memory if a step may put other in its place.
+Mark = tuple[int, int, tuple[Tensor | None, Tensor | None] | None]
 
 
 class LayerStore:
@@ -71,19 +71,27 @@ class LayerStore:
         return sum(part.nbytes for part in (self._k, self._v) if part is not None)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take (B, h_kv, T, d_h) new keys and values; give all that are to be read with them."""
+        """Take (B, h_kv, T, d_h) new keys and values; give all that are to be read with them.
+
+        Raises CacheError for keys of another number type or device than those held.
+        """
         count = k.shape[2]
         if self._k is None or self._v is None:
             room = self._room(count)
             self._k = k.new_empty(*k.shape[:2], room, k.shape[3])
             self._v = v.new_empty(*v.shape[:2], room, v.shape[3])
+        if k.dtype != self._k.dtype or k.device != self._k.device:
+            raise CacheError(
+                f"the cache holds {self._k.dtype} on {self._k.device}, the new keys are "
+                f"{k.dtype} on {k.device}"
+            )
         if self.held + count > self._k.shape[2]:
-            if self._window is not None:
-                self._forget(self._window - 1)
-            if self.held + count > self._k.shape[2]:
-                if self._window is not None:
-                    return self._pass_through(k, v)
+            if self._window is None:
                 self._grow(self.held + count)
+            else:
+                self._keep_last(self.k, self.v, self._window - 1)
+                if self.held + count > self._k.shape[2]:
+                    return self._pass_through(k, v, self._window)
         end = self.held + count
         self._k[:, :, self.held : end] = k
         self._v[:, :, self.held : end] = v
@@ -114,6 +122,18 @@ class LayerStore:
         self.held -= count
         self.total -= count
 
+    def mark(self) -> Mark:
+        """What is held now, for `return_to`."""
+        # Other memory is only added to, or has grown, and is as good.
+        is_replaced = self._k is None or self._window is not None
+        return self.held, self.total, (self._k, self._v) if is_replaced else None
+
+    def return_to(self, mark: Mark) -> None:
+        """Forget what was appended since the mark was made."""
+        self.held, self.total, buffers = mark
+        if buffers is not None:
+            self._k, self._v = buffers
+
     def select(self, rows: Tensor) -> None:
         """Keep the given batch rows, in the given order."""
         if self._k is not None and self._v is not None:
@@ -128,9 +148,10 @@ class LayerStore:
         return other
 
     def _room(self, count: int) -> int:
-        if self._window is not None:
-            return self._window + WINDOW_SLACK
-        return max(count, _GROWTH) if self._capacity is None else self._capacity
+        if self._window is None:
+            return max(count, _GROWTH) if self._capacity is None else self._capacity
+        room = self._window + WINDOW_SLACK
+        return room if self._capacity is None else min(room, self._capacity)
 
     def _grow(self, needed: int) -> None:
         assert self._k is not None
@@ -141,23 +162,20 @@ class LayerStore:
             for old in (self._k, self._v)
         )
 
-    def _forget(self, keep: int) -> None:
-        """Move the last `keep` entries to the front."""
-        keep = min(keep, self.held)
-        k, v = self.k[:, :, self.held - keep :], self.v[:, :, self.held - keep :]
-        k, v = k.clone(), v.clone()
-        self.held = keep
-        self.k.copy_(k)
-        self.v.copy_(v)
+    def _keep_last(self, k: Tensor, v: Tensor, count: int) -> None:
+        """Hold the last `count` of these entries, in new memory: `return_to` may need the old."""
+        assert self._k is not None
+        assert self._v is not None
+        self._k, self._v = torch.empty_like(self._k), torch.empty_like(self._v)
+        self.held = min(count, k.shape[2])
+        self.k.copy_(k[:, :, k.shape[2] - self.held :])
+        self.v.copy_(v[:, :, v.shape[2] - self.held :])
 
-    def _pass_through(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _pass_through(self, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
         """More new entries than there is room for: all are read once, the last ones kept."""
-        assert self._window is not None
         all_k, all_v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
         self.total += k.shape[2]
-        self.held = self._window - 1
-        self.k.copy_(all_k[:, :, all_k.shape[2] - self.held :])
-        self.v.copy_(all_v[:, :, all_v.shape[2] - self.held :])
+        self._keep_last(all_k, all_v, window - 1)
         return all_k, all_v
 
 
@@ -216,7 +234,6 @@ class KVCache:
         self._readable: Tensor | None = None
         self._counts = [0] * self._batch
         self._filled_at = [0] * self._batch
-        self._broken = False
 
     @property
     def batch(self) -> int:
@@ -270,7 +287,7 @@ class KVCache:
             for row, old in enumerate(self._counts)
         ]
         lengths = counts if self._fixed is None else self._fixed
-        kept = self.layers
+        kept, marks = self.layers, [layer.mark() for layer in self.layers]
         if before and self._is_stale(lengths):
             if allowed is not None:
                 raise CacheError(
@@ -292,10 +309,9 @@ class KVCache:
                 lengths=lengths,
             )
         except BaseException:
-            if kept is not self.layers:
-                self.layers = kept
-            else:
-                self._roll_back(before)
+            self.layers = kept
+            for layer, mark in zip(kept, marks, strict=True):
+                layer.return_to(mark)
             raise
         self._tokens, self._readable = all_tokens, readable
         self._counts, self._filled_at = counts, list(lengths)
@@ -338,7 +354,6 @@ class KVCache:
         other.layers = [layer.clone() for layer in self.layers]
         other._tokens, other._readable = self._tokens, self._readable
         other._counts, other._filled_at = list(self._counts), list(self._filled_at)
-        other._broken = self._broken
         return other
 
     def reorder(self, rows: Sequence[int]) -> None:
@@ -362,23 +377,29 @@ class KVCache:
         A rotation can be undone and redone exactly, so the keys become those that the same
         projections would have given under the new settings. What the projections read, from the
         second layer on, was computed under the old ones: only for a single layer is this the
-        same as computing the text again. Everything but the rotary settings must agree.
+        same as computing the text again. Everything but the rotary settings and `max_positions`
+        must agree, and each layer must go on to rotate or not to.
         """
-        if _without_rotary(config) != _without_rotary(self.config):
-            raise CacheError("only rotary settings may differ; clear the cache for other changes")
+        difference = _difference(_without_rotary(self.config), _without_rotary(config))
+        if difference:
+            raise CacheError(f"only rotary settings may differ: {difference}; clear the cache")
+        settings = _settings(config)
+        pairs = [
+            (old.rotary, new.rotary) for old, new in zip(self._settings, settings, strict=True)
+        ]
+        if any((old is None) != (new is None) for old, new in pairs):
+            raise CacheError("a layer cannot begin or cease to rotate; clear the cache")
         if self._tokens is not None:
             positions = _positions(self._readable, self._tokens)
-            for layer, old, new in zip(self.layers, self._settings, _settings(config), strict=True):
-                if old.rotary is None or new.rotary is None:
-                    if old.rotary is not new.rotary:
-                        raise CacheError("a layer cannot begin or cease to rotate")
+            for layer, (old, new) in zip(self.layers, pairs, strict=True):
+                if old is None or new is None or old == new:
                     continue
                 held = positions[:, positions.shape[1] - layer.held :]
                 keys = layer.k.double()
-                turned = rotation(old.rotary, held, lengths=self._filled_at, dtype=torch.float64)
-                turn = rotation(new.rotary, held, lengths=self._filled_at, dtype=torch.float64)
+                turned = rotation(old, held, lengths=self._filled_at, dtype=torch.float64)
+                turn = rotation(new, held, lengths=self._filled_at, dtype=torch.float64)
                 layer.replace(rotate(rotate(keys, turned, inverse=True), turn).to(layer.k.dtype))
-        self.config, self._settings = config, _settings(config)
+        self.config, self._settings = config, settings
 
     def save(self, path: str | Path) -> None:
         """Write everything that the cache holds as one safetensors file, atomically."""
@@ -386,15 +407,14 @@ class KVCache:
         for number, layer in enumerate(self.layers):
             tensors[f"layers.{number}.k"] = layer.k.contiguous()
             tensors[f"layers.{number}.v"] = layer.v.contiguous()
-        about = {
-            "config": self.config.to_dict(),
-            "capacity": self.capacity,
-            "windowed": self.windowed,
-            "rotary_length": self._fixed,
-            "filled_at": self._filled_at,
-        }
-        with write_atomically(Path(path)) as file:
-            file.write(save_tensors(tensors, {"format": _FORMAT, "about": json.dumps(about)}))
+        about = SavedCache(
+            config=self.config,
+            capacity=self.capacity,
+            windowed=self.windowed,
+            rotary_length=self._fixed,
+            filled_at=self._filled_at,
+        )
+        write_saved(Path(path), about, tensors)
 
     @classmethod
     def load(cls, path: str | Path, config: DecoderConfig, device: str = "cpu") -> Self:
@@ -402,33 +422,25 @@ class KVCache:
 
         Raises CheckpointError for a damaged file, CacheError for one of another configuration.
         """
-        try:
-            with safe_open(path, framework="pt", device=device) as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if metadata.get("format") != _FORMAT:
-                raise CheckpointError(f"{path}: is no saved cache")
-            about = json.loads(metadata["about"])
-            if DecoderConfig.from_dict(about["config"], str(path)) != config:
-                raise CacheError(f"{path}: was saved under another configuration")
-            tokens, readable = tensors["tokens"], tensors["readable"]
-            cache = cls(
-                config,
-                tokens.shape[0],
-                about["capacity"],
-                windowed=about["windowed"],
-                rotary_length=about["rotary_length"],
-            )
-            for number, layer in enumerate(cache.layers):
-                layer.restore(
-                    tensors[f"layers.{number}.k"], tensors[f"layers.{number}.v"], tokens.shape[1]
-                )
-        except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-            raise CheckpointError(f"{path}: cannot be read as a saved cache: {error}") from error
+        about, tensors = read_saved(Path(path), device)
+        difference = _difference(about.config, config)
+        if difference:
+            raise CacheError(f"{path}: the cache was made for other settings: {difference}")
+        tokens, readable = tensors["tokens"], tensors["readable"]
+        cache = cls(
+            config,
+            tokens.shape[0],
+            about.capacity,
+            windowed=about.windowed,
+            rotary_length=about.rotary_length,
+        )
+        for number, layer in enumerate(cache.layers):
+            k, v = tensors[f"layers.{number}.k"], tensors[f"layers.{number}.v"]
+            layer.restore(k, v, tokens.shape[1])
         cache._tokens = tokens
         cache._readable = None if bool(readable.all()) else readable
         cache._counts = readable.sum(-1).tolist()
-        cache._filled_at = about["filled_at"]
+        cache._filled_at = about.filled_at
         return cache
 
     def _empty_stores(self) -> list[LayerStore]:
@@ -438,17 +450,16 @@ class KVCache:
         ]
 
     def _check(self, config: DecoderConfig, tokens: Tensor) -> None:
-        if self._broken:
-            raise CacheError("an earlier step was interrupted half-way; clear the cache")
         if tokens.shape[0] != self._batch:
             raise CacheError(f"{tokens.shape[0]} rows of tokens for a batch of {self._batch}")
         if config is not self.config:
-            difference = _difference(self._settings, _settings(config))
+            difference = _difference(self.config, config)
             if difference:
                 raise CacheError(
-                    f"the cache was filled under other settings: {difference}; "
-                    "clear it, or rerotate it when only rotary settings differ"
+                    f"the cache was made for other settings: {difference}; "
+                    "make another, or rerotate this one when only rotary settings differ"
                 )
+            self.config = config
         needed = self.length + tokens.shape[1]
         if self.capacity is not None and needed > self.capacity:
             raise CacheError(
@@ -474,14 +485,6 @@ class KVCache:
             new = torch.ones_like(tokens, dtype=torch.bool)
         return new if self._tokens is None else torch.cat([self.readable, new], dim=1)
 
-    def _roll_back(self, length: int) -> None:
-        for layer in self.layers:
-            added = layer.total - length
-            if layer.can_trim(added):
-                layer.trim(added)
-            else:
-                self._broken = True
-
 
 def _positions(readable: Tensor | None, tokens: Tensor) -> Tensor:
     """(1 or B, length) positions of all slots."""
@@ -494,18 +497,31 @@ def _settings(config: DecoderConfig) -> list[AttentionConfig]:
     return [layer.attention for layer in config.layers]
 
 
-def _without_rotary(config: DecoderConfig) -> list[AttentionConfig]:
-    return [attention.model_copy(update={"rotary": None}) for attention in _settings(config)]
+def _without_rotary(config: DecoderConfig) -> DecoderConfig:
+    """The settings that a rotation has nothing to do with."""
+    layers = tuple(
+        layer.model_copy(update={"attention": layer.attention.model_copy(update={"rotary": None})})
+        for layer in config.layers
+    )
+    return config.model_copy(update={"layers": layers, "max_positions": 1})
 
 
-def _difference(old: list[AttentionConfig], new: list[AttentionConfig]) -> str | None:
-    if len(old) != len(new):
-        return f"{len(old)} layers, not {len(new)}"
-    for number, (before, now) in enumerate(zip(old, new, strict=True)):
-        for name in AttentionConfig.model_fields:
-            if getattr(before, name) != getattr(now, name):
-                return (
-                    f"layer {number} had {name} {getattr(before, name)!s}, "
-                    f"the decoder has {getattr(now, name)!s}"
-                )
+def _difference(old: DecoderConfig, new: DecoderConfig) -> str | None:
+    """The first setting that differs, in words; the layers' before the decoder's own."""
+    if old.n_layers != new.n_layers:
+        return f"it has {old.n_layers} layers, the decoder {new.n_layers}"
+    for number, (before, now) in enumerate(zip(old.layers, new.layers, strict=True)):
+        difference = _first_difference(before.attention, now.attention) or _first_difference(
+            before, now
+        )
+        if difference:
+            return f"in layer {number} {difference}"
+    return _first_difference(old, new)
+
+
+def _first_difference(old: BaseModel, new: BaseModel) -> str | None:
+    for name in type(old).model_fields:
+        before, now = getattr(old, name), getattr(new, name)
+        if before != now:
+            return f"{name} was {before!s}, the decoder's is {now!s}"
     return None
