@@ -255,6 +255,7 @@ class Decoder(nn.Module):
 
         Shapes: tokens (B, T), mask (B, T). The memory of activations is that of one chunk.
         """
+        _check_tokens(tokens)
         for start in range(0, tokens.shape[1], chunk):
             part = slice(start, start + chunk)
             hidden = self._hidden_with_cache(
