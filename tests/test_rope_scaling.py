@@ -95,11 +95,19 @@ TABLE = {
 @pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
 def test_the_published_values_come_out_to_their_printed_digits(row):
     theta = row.rule.frequencies(10000.0, 64, row.length)
-    found = [theta[0], theta[1], theta[16], theta[31], theta.sum(), row.rule.attention_factor()]
-    wanted = [row.theta_0, row.theta_1, row.theta_16, row.theta_31, row.total, row.attention_factor]
     assert theta.shape == (32,)
     assert theta.dtype == np.float64
-    np.testing.assert_allclose(found, wanted, rtol=3e-7)
+    specified = reference_rotary(row.rule, 10000.0, 64)
+    wanted = [row.theta_0, row.theta_1, row.theta_16, row.theta_31, row.total, row.attention_factor]
+    for values, factor in (
+        (theta, row.rule.attention_factor()),
+        (
+            reference.rotary_frequencies(specified, row.length),
+            reference.rotary_attention_factor(specified),
+        ),
+    ):
+        found = [values[0], values[1], values[16], values[31], values.sum(), factor]
+        np.testing.assert_allclose(found, wanted, rtol=3e-7)
 
 
 def base_behind(theta):
@@ -212,10 +220,14 @@ def test_yarn_keeps_fast_pairs_and_divides_slow_ones():
 
 
 def test_yarn_whose_bounds_coincide_steps_instead_of_dividing_by_zero():
-    rule = YaRN(4.0, 2048, beta_fast=4.0, beta_slow=4.0, truncate=False)
-    low, high = rule.ramp_bounds(10000.0, 64)
-    assert high - low == pytest.approx(0.001)
-    assert np.isfinite(rule.frequencies(10000.0, 64, 1)).all()
+    """Pair 0 turns 10.19 times in the window, just under both betas, so both bounds become 0."""
+    rule = YaRN(4.0, 64, beta_fast=12.0, beta_slow=10.3)
+    assert rule.ramp_bounds(10000.0, 64) == (0, 0.001)
+    plain = base_frequencies(10000.0, 64)
+    wanted = np.concatenate([plain[:1], plain[1:] / 4])
+    specified = reference_rotary(rule, 10000.0, 64)
+    np.testing.assert_array_equal(rule.frequencies(10000.0, 64, 1), wanted)
+    np.testing.assert_array_equal(reference.rotary_frequencies(specified, 1), wanted)
 
 
 @pytest.mark.parametrize(
