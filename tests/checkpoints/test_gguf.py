@@ -83,7 +83,7 @@ def permuted_as_one_head(n_heads, d_head, d_rotary):
 
 @pytest.mark.parametrize("fault", [unpermuted, permuted_as_one_head])
 def test_a_fault_in_the_permutation_would_be_noticed(tmp_path, monkeypatch, fault):
-    """The test above must fail for each. (A wrong head count does not even fit the rows.)"""
+    """The test above must fail for each; a wrong head count does not even fit the rows."""
     monkeypatch.setattr("armillary.checkpoints.gguf.half_split_from_interleaved", fault)
     theirs = huggingface_tensors()
     checkpoint = read_gguf(write_gguf(tmp_path / "m.gguf", gguf_tensors(theirs)))

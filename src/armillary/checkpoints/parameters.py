@@ -131,14 +131,18 @@ def assign(
     if faults:
         raise CheckpointError(f"{where}: tensors do not fit the decoder: {'; '.join(faults)}")
     shapes = parameter_shapes(config)
-    for theirs, tensor in found.items():
-        shape = shapes[expected[theirs]]
-        if tensor.shape != shape:
+    assigned = {}
+    for ours, theirs in names.items():
+        if theirs not in found:
+            continue
+        tensor = found[theirs]
+        if tensor.shape != shapes[ours]:
             raise CheckpointError(
                 f"{tensor.where}: tensor {theirs!r} has shape {list(tensor.shape)}, "
-                f"the configuration asks for {list(shape)}"
+                f"the configuration asks for {list(shapes[ours])}"
             )
-    return {ours: found[theirs].renamed(ours) for ours, theirs in names.items() if theirs in found}
+        assigned[ours] = tensor.renamed(ours)
+    return assigned
 
 
 def _some(names: list[str], candidates: list[str]) -> str:
