@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import torch
 
-from armillary.chat import ChatTemplate, Message
+from armillary.chat import ChatTemplate
 from armillary.checkpoints import open_checkpoint, save_armillary
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.locate import locate
@@ -106,7 +106,7 @@ class LanguageModel:
         """
         return self._events([self.encode(prompt)], options)
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Generation:
         """Answer a conversation: messages are {"role": …, "content": …} dicts."""
         return self.generate(self.chat_template.encode(messages), **options)
 

@@ -1,0 +1,204 @@
+"""The engines that generation is measured on, each in a process of its own.
+
+A worker loads a model, then answers requests on its standard input, one JSON object a line, so
+that engines can take turns on the same machine and each one's peak memory is its own.
+
+    {"do": "prefill", "tokens": […]}            → {"seconds": s}
+    {"do": "decode", "tokens": […], "new": n}   → {"seconds": s of n steps, "ids": […]}
+    {"do": "memory"}                            → {"peak_bytes": b}
+
+Greedy throughout; the prompt's own time is not part of "decode".
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Engine(Protocol):
+    def prefill(self, tokens: Sequence[int]) -> int:
+        """Take a prompt in from nothing; the likeliest next token."""
+
+    def step(self, token: int) -> int:
+        """Take one more token in; the likeliest next one."""
+
+
+class Armillary:
+    def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
+        import torch
+
+        import armillary
+
+        del context
+        torch.set_num_threads(threads)
+        self._torch = torch
+        self._lm = armillary.load(path, dtype=dtype)
+        self._cache: Any = None
+
+    def prefill(self, tokens: Sequence[int]) -> int:
+        from armillary.parts.kv_cache import KVCache
+
+        self._cache = KVCache(self._lm.config)
+        with self._torch.no_grad():
+            logits = self._lm.decoder.prefill(self._torch.tensor([list(tokens)]), self._cache)
+        return int(logits[0, -1].argmax())
+
+    def step(self, token: int) -> int:
+        with self._torch.no_grad():
+            logits = self._lm.decoder(self._torch.tensor([[token]]), cache=self._cache)
+        return int(logits[0, -1].argmax())
+
+
+class Transformers:
+    def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        del context
+        torch.set_num_threads(threads)
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+        self._past: Any = None
+
+    def prefill(self, tokens: Sequence[int]) -> int:
+        self._past = None
+        return self._run([list(tokens)])
+
+    def step(self, token: int) -> int:
+        return self._run([[token]])
+
+    def _run(self, ids: list[list[int]]) -> int:
+        with self._torch.no_grad():
+            out = self._model(
+                self._torch.tensor(ids),
+                past_key_values=self._past,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        self._past = out.past_key_values
+        return int(out.logits[0, -1].argmax())
+
+
+class LlamaCpp:
+    def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
+        from llama_cpp import Llama
+
+        del dtype
+        self._model = Llama(
+            path,
+            n_ctx=context,
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_batch=512,
+            flash_attn=True,
+            verbose=False,
+        )
+
+    def prefill(self, tokens: Sequence[int]) -> int:
+        self._model.reset()
+        return self._run(tokens)
+
+    def step(self, token: int) -> int:
+        return self._run([token])
+
+    def _run(self, tokens: Sequence[int]) -> int:
+        self._model.eval(list(tokens))
+        # The raw pointer: `scores` would copy a matrix over the whole context.
+        logits = self._model._ctx.get_logits_ith(-1)
+        import numpy as np
+
+        return int(np.ctypeslib.as_array(logits, (self._model.n_vocab(),)).argmax())
+
+
+ENGINES: dict[str, Callable[[str, str, int, int], Engine]] = {
+    "armillary": Armillary,
+    "transformers": Transformers,
+    "llama.cpp": LlamaCpp,
+}
+
+
+class Worker:
+    """A process that holds one engine."""
+
+    def __init__(self, name: str, path: Path, dtype: str, threads: int, context: int) -> None:
+        self.name = name
+        # OpenMP reads its thread count when it is loaded, before an engine can set it.
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, name, str(path), dtype, str(threads), str(context)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._answer()
+
+    def prefill(self, tokens: Sequence[int]) -> float:
+        """Seconds to take a prompt in."""
+        return float(self._ask(do="prefill", tokens=list(tokens))["seconds"])
+
+    def decode(self, tokens: Sequence[int], new: int) -> tuple[float, list[int]]:
+        """Seconds for `new` tokens after a prompt, and the tokens."""
+        answer = self._ask(do="decode", tokens=list(tokens), new=new)
+        return float(answer["seconds"]), answer["ids"]
+
+    def memory(self) -> int:
+        """The process's peak of resident memory in bytes."""
+        return int(self._ask(do="memory")["peak_bytes"])
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _ask(self, **request: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the {self.name} worker ended with code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _serve(engine: Engine) -> None:
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_handle(engine, json.loads(line))), flush=True)
+
+
+def _handle(engine: Engine, request: dict[str, Any]) -> dict[str, object]:
+    if request["do"] == "memory":
+        return {"peak_bytes": _peak_bytes()}
+    started = time.perf_counter()
+    token = engine.prefill(request["tokens"])
+    if request["do"] == "prefill":
+        return {"seconds": time.perf_counter() - started}
+    ids = [token]
+    started = time.perf_counter()
+    for _ in range(request["new"]):
+        ids.append(engine.step(ids[-1]))
+    return {"seconds": time.perf_counter() - started, "ids": ids}
+
+
+def _peak_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("peak memory is read from /proc, which is not here")
+
+
+if __name__ == "__main__":
+    name, path, dtype, threads, context = sys.argv[1:]
+    _serve(ENGINES[name](path, dtype, int(threads), int(context)))
