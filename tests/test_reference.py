@@ -482,6 +482,9 @@ def test_a_fixed_length_keeps_one_set_of_frequencies(name):
     whole = reference.forward(config, weights, tokens, rotary_length=20)
     parts = [p for _, p in in_chunks(config, weights, tokens, [3, 1, 9], rotary_length=20)]
     np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=EXACT, rtol=0)
+    per_row = reference.forward(config, weights, tokens, rotary_length=[20, 4])
+    np.testing.assert_array_equal(per_row[0], whole[0])
+    assert np.abs(per_row[1] - whole[1]).max() > 1e-2
     free = reference.forward(config, weights, tokens)
     assert (np.abs(free - whole).max() > 1e-2) == (name == "rope dynamic")  # 13 and 20 are long
 

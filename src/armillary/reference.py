@@ -464,15 +464,11 @@ class Cache:
 # --- One layer -----------------------------------------------------------------------------------
 
 
-def row_frequencies(
-    attention_config: Config, lengths: Integers, rotary_length: int | None
-) -> Array:
-    """θ for each row, (B, d_rotary / 2); no columns where the layer does not rotate."""
-    rotary = attention_config["rotary"]
+def row_frequencies(rotary: Config | None, lengths: Integers) -> Array:
+    """θ for each row's length, (B, d_rotary / 2); no columns where the layer does not rotate."""
     if rotary is None:
         return np.zeros((len(lengths), 0))
-    rows = [rotary_length] * len(lengths) if rotary_length is not None else lengths
-    return np.stack([rotary_frequencies(rotary, int(length)) for length in rows])
+    return np.stack([rotary_frequencies(rotary, int(length)) for length in lengths])
 
 
 def self_attention(
@@ -615,7 +611,7 @@ def forward(
     mask: ArrayLike | None = None,
     documents: ArrayLike | None = None,
     cache: Cache | None = None,
-    rotary_length: int | None = None,
+    rotary_length: ArrayLike | None = None,
 ) -> Array:
     """Logits of every token: (B, T) → (B, T, V).
 
@@ -628,8 +624,8 @@ def forward(
     * documents (B, T) integers: a token reads only tokens of its own document. Left out, 0.
     * cache: read, and extended with the new tokens. Raises ValueError when it was filled under
       another configuration.
-    * rotary_length: the length for which the rotary frequencies are computed. Left out, per row
-      the largest position of a real token plus one, cached or new.
+    * rotary_length: the length for which the rotary frequencies are computed, one for all rows or
+      one for each. Left out, a row's largest position of a real token plus one, cached or new.
     """
     cache = Cache() if cache is None else cache
     if cache.config is not None and cache.config != config:
@@ -644,9 +640,8 @@ def forward(
         documents=documents,
     )
 
-    frequencies = [
-        row_frequencies(layer["attention"], slots.lengths, rotary_length) for layer in layers
-    ]
+    lengths = slots.lengths if rotary_length is None else np.broadcast_to(rotary_length, (B,))
+    frequencies = [row_frequencies(layer["attention"]["rotary"], lengths) for layer in layers]
     still_valid = cache.still_valid(frequencies)
     start = slots.count - T if still_valid else 0  # the first slot that has to be computed
 
