@@ -54,7 +54,7 @@ def specification_gap(decoder: Decoder, ids: torch.Tensor, **arguments: object) 
 
 
 def padded(batch: int, *padding: int) -> torch.Tensor:
-    """A mask (B, LENGTH); row i begins with padding[i] slots of padding, or ends with −padding[i]."""
+    """A mask (B, LENGTH): row i begins with padding[i] slots of padding (ends, when negative)."""
     mask = torch.ones(batch, LENGTH, dtype=torch.bool)
     for row, count in enumerate(padding):
         mask[row, : max(count, 0)] = False
