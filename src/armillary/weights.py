@@ -23,7 +23,6 @@ ENCODINGS: dict[torch.dtype, str] = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
 }
-_DTYPES = {encoding: dtype for dtype, encoding in ENCODINGS.items()}
 
 
 def build_filled(
@@ -47,11 +46,10 @@ def build_filled(
     wanted = dict(decoder.named_parameters())
     _check(wanted, tensors, allow_missing)
     for done, (name, parameter) in enumerate(wanted.items(), start=1):
-        filled = torch.empty(parameter.shape, dtype=dtype, device=device)
         if name in tensors:
-            read_into(filled, tensors[name])
+            filled = read(tensors[name], dtype, device)
         else:
-            filled.fill_(float("nan"))
+            filled = torch.full(parameter.shape, float("nan"), dtype=dtype, device=device)
         module, _, attribute = name.rpartition(".")
         setattr(decoder.get_submodule(module), attribute, nn.Parameter(filled))
         if progress is not None:
@@ -86,18 +84,18 @@ def _some(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def read_into(target: Tensor, tensor: StoredTensor) -> None:
-    """Copy a stored tensor into one of the same shape, converting by blocks of rows."""
-    same_type = _DTYPES.get(tensor.encoding) == target.dtype
-    rows = target.view(tensor.n_rows, -1)
-    for start, stop in tensor.row_blocks():
-        if same_type:
-            raw = torch.from_numpy(tensor.stored_rows(start, stop).copy())
-            block = raw.view(target.dtype)
-        else:
-            block = torch.from_numpy(tensor.rows(start, stop))
-        rows[start:stop].copy_(block.view(stop - start, -1))
-    tensor.release()
+def read(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """A stored tensor in another type, converted by blocks of rows.
+
+    Converting is left to NumPy: torch would wake its threads for every block.
+    """
+    result = torch.empty(tensor.shape, dtype=dtype)
+    target = result.reshape(-1).view(torch.uint8).numpy()
+    start = 0
+    for chunk in tensor.encoded(ENCODINGS[dtype]):
+        target[start : start + chunk.nbytes] = chunk
+        start += chunk.nbytes
+    return result.to(device)
 
 
 def to_write(decoder: Decoder) -> Iterator[TensorToWrite]:

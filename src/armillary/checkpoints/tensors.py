@@ -184,7 +184,8 @@ def _decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
         return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
     if encoding in _PLAIN:
         return np.asarray(rows.view(_PLAIN[encoding]).astype(np.float32))
-    numbers = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[encoding])
+    # The library cuts its input into many views, which a memory-map makes slow.
+    numbers = gguf.quants.dequantize(rows.view(np.ndarray), gguf.GGMLQuantizationType[encoding])
     return np.asarray(numbers, dtype=np.float32)
 
 
