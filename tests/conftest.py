@@ -8,6 +8,10 @@ from hypothesis import settings
 settings.register_profile("armillary", derandomize=True, deadline=None)
 settings.load_profile("armillary")
 
+# What would make the command line draw for a terminal that is not there.
+for _name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
+    os.environ.pop(_name, None)
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores; each with all of them would only wait for the others. Read by torch
     # when it is first imported, and by the processes that tests start.
