@@ -1,0 +1,128 @@
+"""`armillary generate` on a tiny saved model: what it prints, and every refusal in one line."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from armillary.cli import main
+from armillary.language_model import LanguageModel, load
+from support.tiny_model import tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("models")
+    tiny_model(directory / "tokenizer").save(directory / "tiny")
+    return str(directory / "tiny")
+
+
+@pytest.fixture(scope="module")
+def lm(model: str) -> LanguageModel:
+    return load(model)
+
+
+def test_the_completion_alone_goes_to_standard_output(
+    model: str, lm: LanguageModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", model, "Hello", "--max-tokens", "9", "--temperature", "0"]) == 0
+    out, err = capsys.readouterr()
+    assert out == lm.generate("Hello", max_tokens=9, temperature=0).text + "\n"
+    assert err == ""
+
+
+def test_json_has_the_facts_of_each_prompt(
+    model: str, lm: LanguageModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--json", "--logprobs", "2", "--max-tokens", "5", "--seed", "3"]
+    assert main(["generate", model, "Hello", "Good evening", *options]) == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    expected = [
+        lm.generate(text, max_tokens=5, seed=3, logprobs=2) for text in ("Hello", "Good evening")
+    ]
+    assert [one["prompt"] for one in objects] == ["Hello", "Good evening"]
+    for found, wanted in zip(objects, expected, strict=True):
+        assert found["text"] == wanted.text
+        assert found["token_ids"] == list(wanted.token_ids)
+        assert found["finish_reason"] == wanted.finish_reason
+        assert found["prompt_tokens"] == wanted.prompt_tokens
+        assert [entry["token"] for entry in found["logprobs"]] == list(wanted.token_ids)
+        assert all(len(entry["top"]) == 2 for entry in found["logprobs"])
+
+
+def test_prompts_come_from_a_file_and_from_standard_input(
+    model: str,
+    lm: LanguageModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "prompt.txt").write_text("Grüße", encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("früh".encode())))
+    arguments = ["--prompt-file", str(tmp_path / "prompt.txt"), "--json", "--temperature", "0"]
+    assert main(["generate", model, "-", *arguments, "--max-tokens", "4"]) == 0
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts == [lm.generate(p, max_tokens=4, temperature=0).text for p in ("früh", "Grüße")]
+
+
+def test_chat_puts_the_prompt_through_the_template(
+    model: str, lm: LanguageModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--chat", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "6"]
+    assert main(["generate", model, "Why?", *arguments]) == 0
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    expected = lm.chat(messages, temperature=0, max_tokens=6).text
+    assert capsys.readouterr().out == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "the prompt is empty"),
+        ([], "no prompt"),
+        (["x", "--temperature", "-1"], "temperature"),
+        (["x", "--temperature", "nan"], "temperature"),
+        (["x", "--top-p", "1.5"], "top_p"),
+        (["x", "--top-p", "0"], "top_p"),
+        (["x", "--top-k", "-3"], "top_k"),
+        (["x", "--min-p", "2"], "min_p"),
+        (["x", "--repetition-penalty", "0"], "repetition_penalty"),
+        (["x", "--max-tokens", "0"], "max_tokens"),
+        (["x", "--seed", "-1"], "seed"),
+        (["x", "--stop", ""], "stop"),
+        (["x", "--logprobs", "3"], "--json"),
+        (["x", "--logprobs", "99", "--json"], "logprobs"),
+        (["x", "--system", "y"], "--chat"),
+        (["x", "--dtype", "float8"], "float8"),
+        (["x", "--device", "abacus"], "abacus"),
+        (["x" * 300], "window of 256"),
+        (["x" * 200, "--max-tokens", "100"], "room for 56"),
+        (["\udcff\udcfe"], "Unicode"),
+        (["x", "--prompt-file", "/does/not/exist"], "/does/not/exist"),
+    ],
+)
+def test_bad_input_gets_one_line_and_code_2(
+    model: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", model, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out.strip() == ""
+    assert err.startswith("armillary: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_a_file_that_is_no_utf8_is_named_with_the_byte(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "latin1.txt").write_bytes("Grüße".encode("latin-1"))
+    assert main(["generate", model, "-f", str(tmp_path / "latin1.txt")]) == 2
+    assert "latin1.txt: byte 2 is no valid UTF-8" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "smolm2-135m", "x"]) == 2
+    assert "smollm2-135m" in capsys.readouterr().err
