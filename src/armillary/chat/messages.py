@@ -40,7 +40,7 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
             if not isinstance(key, str):
                 raise UserError(f"{where}: keys must be strings, not {_shown(key)}")
         return {
-            _valid(str(key), where): plain(item, f"{where}.{key}", depth + 1)
+            _valid(str(key), where): plain(item, f"{where}.{_name(key)}", depth + 1)
             for key, item in value.items()
         }
     raise UserError(f"{where}: must be plain JSON values, not {_shown(value)}")
@@ -83,6 +83,10 @@ def _valid(text: str, where: str) -> str:
             f"{error.start}"
         ) from error
     return text
+
+
+def _name(key: str) -> str:
+    return key if key.isidentifier() else ascii(key)[:40]
 
 
 def _shown(value: object) -> str:

@@ -56,8 +56,7 @@ class ChatTemplate:
         """
         given = _given(messages, tools, documents, variables)
         veil = Veil(self._controls, self.source + all_text(given))
-        named = {name: value for name, value in variables.items() if name.endswith("_token")}
-        rendered = self._render(veil.hide(given) | named, add_generation_prompt)
+        rendered = self._render(veil.hide(given), add_generation_prompt)
         parts = [
             veil.restore(part) if isinstance(part, str) else part
             for part in self.tokenizer.split_specials(rendered)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _PRIVATE = range(0xF0000, 0xFFFFE)  # a private plane of Unicode
+_ESCAPE = re.compile(r"\\U000f[0-9a-f]{4}|\\udb[89ab][0-9a-f]\\ud[c-f][0-9a-f]{2}")
 _COMPARED = ("role", "type")  # values that templates compare with words of their own
 
 
@@ -35,6 +36,8 @@ class Veil:
         self._controls = controls
         self._free = _unused(taken)
         self._veiled: dict[str, str] = {}
+        self._originals: dict[int, str] = {}
+        self._escaped: dict[str, str] = {}
 
     def hide(self, value: Any, key: str = "") -> Any:
         """Return plain values with the control tokens' texts replaced, in keys and values."""
@@ -54,14 +57,17 @@ class Veil:
 
     def restore(self, text: str) -> str:
         """Put the hidden texts back, also where a template printed a character's escape."""
-        for original, veiled in self._veiled.items():
-            for form in (veiled, *_escapes(veiled)):
-                text = text.replace(form, original)
-        return text
+        text = text.translate(self._originals)
+        if "\\" not in text:
+            return text
+        return _ESCAPE.sub(lambda match: self._escaped.get(match.group(), match.group()), text)
 
     def _veil(self, text: str) -> str:
         if text not in self._veiled:
-            self._veiled[text] = next(self._free)
+            char = next(self._free)
+            self._veiled[text] = char
+            self._originals[ord(char)] = text
+            self._escaped.update(dict.fromkeys(_escapes(char), text))
         return self._veiled[text]
 
     def _hide_edges(self, text: str) -> str:

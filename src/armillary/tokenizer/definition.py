@@ -14,6 +14,8 @@ from armillary.errors import CheckpointError
 # Role markers such as <|user|> or <｜User｜>, which some files declare as plain added tokens.
 _MARKER = re.compile(r"<[|｜][^<>\s]+[|｜]>")
 
+_LARGEST_ID = 1 << 24
+
 SPACE = "▁"  # SentencePiece's visible space
 
 
@@ -94,17 +96,36 @@ def check(model: dict[str, Any], where: str) -> None:
 
 def _check_vocabulary(inner: dict[str, Any], kind: str, where: str) -> None:
     vocab = inner["vocab"]
-    if kind == "BPE":
-        fine = isinstance(vocab, dict) and all(type(index) is int for index in vocab.values())
-    else:
-        fine = isinstance(vocab, list) and all(
-            isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
-            for entry in vocab
-        )
-    if not fine:
-        raise CheckpointError(f"{where}: model.vocab is not what a {kind} model has")
-    if kind == "BPE" and not isinstance(inner.get("merges"), list):
-        raise CheckpointError(f"{where}: model.merges is missing; without merges BPE has no rule")
+    if kind == "Unigram":
+        if not isinstance(vocab, list) or not all(map(_is_scored, vocab)):
+            raise CheckpointError(f"{where}: model.vocab must be a list of texts and scores")
+        return
+    if not isinstance(vocab, dict) or not all(map(_is_id, vocab.values())):
+        raise CheckpointError(f"{where}: model.vocab must map texts to ids")
+    if len(set(vocab.values())) < len(vocab):
+        raise CheckpointError(f"{where}: model.vocab gives an id to two texts")
+    merges = inner.get("merges")
+    if not isinstance(merges, list) or not all(map(_is_merge, merges)):
+        raise CheckpointError(f"{where}: model.merges must be a list of pairs of tokens")
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST_ID
+
+
+def _is_scored(entry: object) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == 2
+        and isinstance(entry[0], str)
+        and isinstance(entry[1], int | float)
+    )
+
+
+def _is_merge(merge: object) -> bool:
+    if isinstance(merge, str):
+        return " " in merge
+    return isinstance(merge, list) and len(merge) == 2 and all(isinstance(x, str) for x in merge)
 
 
 def _check_added_tokens(model: dict[str, Any], where: str) -> None:
@@ -113,10 +134,24 @@ def _check_added_tokens(model: dict[str, Any], where: str) -> None:
         raise CheckpointError(f"{where}: added_tokens must be a list")
     for token in tokens:
         fine = isinstance(token, dict) and isinstance(token.get("content"), str)
-        if not fine or not token["content"] or type(token.get("id")) is not int or token["id"] < 0:
+        if not fine or not token["content"] or not _is_id(token.get("id")):
             raise CheckpointError(
-                f"{where}: added_tokens: {str(token)[:80]!r} has no content or id"
+                f"{where}: added_tokens: {ascii(token)[:80]} has no content or no id"
             )
+    vocab = model["model"]["vocab"]
+    texts = vocab if isinstance(vocab, dict) else {text: n for n, (text, _) in enumerate(vocab)}
+    stored = {index: text for text, index in texts.items()}
+    for token in tokens:
+        index, text = token["id"], token["content"]
+        if stored.setdefault(index, text) != text or texts.get(text, index) != index:
+            raise CheckpointError(
+                f"{where}: added_tokens: {ascii(text)[:80]} has the id {index}, but the vocabulary "
+                "says otherwise"
+            )
+    if not stored:
+        raise CheckpointError(f"{where}: the vocabulary is empty")
+    if isinstance(vocab, list) and max(stored) >= len(stored):
+        raise CheckpointError(f"{where}: added_tokens leave ids out after the vocabulary's")
 
 
 def _is_sentencepiece(model: dict[str, Any]) -> bool:
@@ -142,4 +177,8 @@ def _components(model: dict[str, Any]) -> Iterator[dict[str, Any]]:
         part = model.get(role)
         if isinstance(part, dict):
             inner = part.get(members) if part.get("type") == "Sequence" else [part]
-            yield from (entry for entry in inner or () if isinstance(entry, dict))
+            yield from (entry for entry in _list(inner) if isinstance(entry, dict))
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

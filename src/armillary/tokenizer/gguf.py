@@ -54,8 +54,8 @@ class _Reader:
         if self.model not in ("gpt2", "llama", "gemma4"):
             raise self.error(
                 "tokenizer.ggml.model",
-                f"{self.model!r} is not supported; gpt2 (byte-level BPE), llama (SentencePiece) "
-                "and gemma4 are",
+                f"{self.model[:40]!r} is not supported; gpt2 (byte-level BPE), llama "
+                "(SentencePiece) and gemma4 are",
             )
         self.tokens = self.read_tokens()
         self.types = self.read_types()
@@ -70,7 +70,7 @@ class _Reader:
 
     def get(self, key: str, kind: type[T]) -> T | None:
         value = self.metadata.get(key)
-        if value is None or (isinstance(value, kind) and not (kind is int and value is True)):
+        if value is None or (isinstance(value, kind) and (kind is bool or type(value) is not bool)):
             return value
         raise self.error(key, f"must be of type {kind.__name__}, not {type(value).__name__}")
 
@@ -181,7 +181,7 @@ class _Reader:
                 "convert the model again with a current converter",
             )
         if name not in PRE_TOKENIZERS:
-            raise self.error("tokenizer.ggml.pre", f"pre-tokenizer {name!r} is not known")
+            raise self.error("tokenizer.ggml.pre", f"pre-tokenizer {name[:60]!r} is not known")
         return PRE_TOKENIZERS[name]
 
     def prefix(self, default: bool) -> tuple[int, ...]:

@@ -117,7 +117,10 @@ def _prefix(
     """The ids before a raw text: by add_bos_token where it is said, else by the post-processor."""
     said = config.get("add_bos_token")
     if said is None:
-        return tuple(_template_prefix(model.get("post_processor"), where))
+        try:
+            return tuple(_template_prefix(model.get("post_processor"), where))
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{where}: post_processor is not well formed") from error
     if not isinstance(said, bool):
         raise CheckpointError(f"{where}: add_bos_token must be true or false, not {said!r}")
     if said and "bos_token" not in names:
