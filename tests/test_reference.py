@@ -530,6 +530,38 @@ def test_a_cache_of_another_configuration_is_refused():
 # --- Positions, masks and documents --------------------------------------------------------------
 
 
+def test_who_reads_whom_and_at_which_position_pair_by_pair():
+    """Two rows and two calls, with padding, documents and a mask of pairs, against the rules."""
+    generator = np.random.default_rng(3)
+    real = generator.random((2, 5)) < 0.7
+    documents = np.array([[0, 0, 1, 1, 0, 1, 0], [4, 4, 4, 4, 4, 4, 4]])
+    pairs = generator.random((2, 2, 7)) < 0.6
+    first = reference.extend(
+        reference.no_slots(2),
+        np.zeros((2, 5), int),
+        positions=None,
+        mask=real,
+        documents=documents[:, :5],
+    )
+    both = reference.extend(
+        first, np.zeros((2, 2), int), positions=None, mask=pairs, documents=documents[:, 5:]
+    )
+    real = np.concatenate([real, np.ones((2, 2), dtype=bool)], axis=1)
+    for row in range(2):
+        for token in range(7):
+            kin = [
+                slot
+                for slot in range(7)
+                if real[row, slot] and documents[row, slot] == documents[row, token]
+            ]
+            readable = [
+                slot for slot in kin if slot <= token and (token < 5 or pairs[row, token - 5, slot])
+            ]
+            assert list(np.flatnonzero(both.may_read[row, token])) == readable
+            before = [slot for slot in kin if slot < token]
+            assert both.positions[row, token] == (len(before) if real[row, token] else 0)
+
+
 @pytest.mark.parametrize("name", ["plain", "window", "learned", "sinusoidal", "rope dynamic"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing_for_the_real_tokens(name, side):
@@ -552,6 +584,15 @@ def test_padding_in_the_middle_is_neither_read_nor_counted():
     padded = reference.forward(config, weights, tokens, mask=mask)[mask == 1]
     alone = reference.forward(config, weights, tokens[:, mask[0] == 1])[0]
     np.testing.assert_allclose(padded, alone, atol=EXACT, rtol=0)
+
+
+def test_the_position_of_padding_does_not_lengthen_a_row():
+    config = VARIANTS["rope dynamic"].to_dict()
+    weights, tokens = random_weights(config), drawn_tokens(1, 6)
+    mask, positions = np.array([[0, 1, 1, 1, 1, 1]]), np.array([[999, 0, 1, 2, 3, 4]])
+    padded = reference.forward(config, weights, tokens, mask=mask, positions=positions)
+    alone = reference.forward(config, weights, tokens[:, 1:])
+    np.testing.assert_allclose(padded[:, 1:], alone, atol=EXACT, rtol=0)
 
 
 def test_masks_of_pairs_are_combined_with_the_causal_rule():

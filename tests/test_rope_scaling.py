@@ -257,6 +257,8 @@ def test_yarn_takes_the_ratio_of_its_mscales_only_when_both_are_set(
     """Case 37: what multiplies cos and sin."""
     rule = YaRN(4.0, 2048, mscale=mscale, mscale_all_dim=mscale_all_dim)
     assert rule.attention_factor() == pytest.approx(attention_factor, abs=5e-8)
+    specified = reference.rotary_attention_factor(reference_rotary(rule, 10000.0, 64))
+    assert specified == pytest.approx(attention_factor, abs=5e-8)
 
 
 @pytest.mark.parametrize("rule_class", [YaRN, LongRoPE])
@@ -270,6 +272,7 @@ def test_an_explicit_attention_factor_is_used_as_it_is(rule_class, explicit):
         factor=64.0, original_window=2048, explicit_attention_factor=explicit, **lists
     )
     assert rule.attention_factor() == explicit
+    assert reference.rotary_attention_factor(reference_rotary(rule, 10000.0, 4)) == explicit
 
 
 def test_longrope_takes_the_long_list_strictly_beyond_its_window():
