@@ -69,6 +69,7 @@ def test_a_server_without_ranges_starts_over(web, tmp_path):
     (tmp_path / "part").write_bytes(BODY[:12_345])
     fetch(web, tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == BODY
+    assert len(web.requests) == 1, "the answer was to be used as it came"
 
 
 def test_a_length_that_is_not_told_is_no_hindrance(web, tmp_path):

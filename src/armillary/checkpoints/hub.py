@@ -61,7 +61,6 @@ def _locate(repository: str, revision: str | None, file: str, progress: Progress
         repository,
         revision=revision,
         allow_patterns=[glob.escape(name) for name in wanted],
-        ignore_patterns=_BELOW_THE_TOP,
         tqdm_class=_bars_that_draw_nothing(),
     )
     return _weights_in(Path(folder), repository, wanted[0] if len(wanted) == 1 else "")
