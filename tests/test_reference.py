@@ -363,6 +363,53 @@ def test_scores_of_any_size_overflow_nowhere():
         np.testing.assert_array_equal(reference.attention(q, k, v, np.tri(2, dtype=bool)[None]), 1)
 
 
+def test_self_attention_is_its_steps_written_out():
+    """Biases, then the norm of each head, then the rotation by complex numbers, with its factor."""
+    config = VARIANTS["rope yarn"].to_dict()["layers"][0]["attention"] | {
+        "qkv_bias": True,
+        "out_bias": True,
+        "qk_norm": {"kind": "rms", "eps": 1e-3, "offset": 0.0, "bias": False},
+    }
+    weights = random_weights(
+        VARIANTS["plain"].to_dict()
+        | {"layers": [VARIANTS["plain"].to_dict()["layers"][0] | {"attention": config}]}
+    )
+    x = np.random.default_rng(0).standard_normal((1, 3, 40))
+    theta = reference.rotary_frequencies(config["rotary"], 3)
+
+    def weight(name):
+        return weights[f"layers.0.attention.{name}"]
+
+    def head(which, number, t):
+        rows = slice(10 * number, 10 * number + 10)
+        y = weight(f"{which}.weight")[rows] @ x[0, t] + weight(f"{which}.bias")[rows]
+        if which == "v":
+            return y
+        y = y / math.sqrt(sum(y**2) / 10 + 1e-3) * weight(f"{which}_norm.weight")
+        factor = 1 + 0.1 * math.log(4)
+        pairs = [complex(y[i], y[i + 5]) * np.exp(1j * t * theta[i]) * factor for i in range(5)]
+        return np.array([pair.real for pair in pairs] + [pair.imag for pair in pairs])
+
+    found, _ = reference.self_attention(
+        config,
+        weights,
+        "layers.0.attention",
+        x,
+        angles=np.arange(3)[None, :, None] * theta,
+        may_read=np.tri(3, dtype=bool)[None],
+        cached=None,
+    )
+    for t in range(3):
+        joined = []
+        for number in range(6):
+            q = head("q", number, t)
+            scores = [math.exp(q @ head("k", number // 3, s) / math.sqrt(10)) for s in range(t + 1)]
+            read = sum(score * head("v", number // 3, s) for s, score in enumerate(scores))
+            joined.append(read / sum(scores))
+        wanted = weight("out.weight") @ np.concatenate(joined) + weight("out.bias")
+        np.testing.assert_allclose(found[0, t], wanted, atol=EXACT, rtol=0)
+
+
 @pytest.mark.parametrize(("T", "S"), [(1, 8), (3, 8), (8, 8)])
 def test_windows_are_aligned_to_the_lower_right(T, S):
     """Case 49: the last query reads the last slot and the two before it."""
@@ -487,6 +534,21 @@ def test_a_fixed_length_keeps_one_set_of_frequencies(name):
     assert np.abs(per_row[1] - whole[1]).max() > 1e-2
     free = reference.forward(config, weights, tokens)
     assert (np.abs(free - whole).max() > 1e-2) == (name == "rope dynamic")  # 13 and 20 are long
+
+
+@pytest.mark.parametrize("name", ["rope dynamic", "rope longrope"])
+def test_a_text_is_as_long_as_its_last_position_plus_one(name):
+    """As many tokens as the original window are within it; one more is not (case 41)."""
+    config = VARIANTS[name].to_dict()
+    cache = reference.Cache()
+    weights, tokens = random_weights(config), drawn_tokens(1, ORIGINAL_WINDOW + 1)
+    reference.forward(config, weights, tokens[:, :-1], cache=cache)
+    rotary = config["layers"][0]["attention"]["rotary"]
+    within, beyond = (reference.rotary_frequencies(rotary, length) for length in (1, 9))
+    np.testing.assert_array_equal(cache.frequencies[0][0], within)
+    reference.forward(config, weights, tokens[:, -1:], cache=cache)
+    np.testing.assert_array_equal(cache.frequencies[0][0], beyond)
+    assert np.abs(within - beyond).max() > 1e-3
 
 
 def test_each_row_has_the_frequencies_of_its_own_length():
