@@ -23,7 +23,7 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/armillary pull smollm2-135m
 	$(BIN)/armillary generate smollm2-135m "The capital of France is" --max-tokens 8 --temperature 0
-	$(BIN)/armillary generate smollm2-135m --chat "What is an armillary sphere?" --max-tokens 60 --temperature 0
+	$(BIN)/armillary generate smollm2-135m --chat "What is gravity?" --max-tokens 60 --temperature 0
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not llamacpp"

@@ -42,10 +42,12 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away(monkeypatch):
     console = Console(file=screen, force_terminal=True, width=100)
     monkeypatch.setattr(_progress, "progress_console", lambda: console)
     with TransferProgress() as progress:
+        progress.report("looking for [f]", 0, None)
         progress.report("[f]", 3_000_000, 9_000_000)
         progress.report("[f]", 6_000_000, 9_000_000)
     drawn = screen.getvalue()
-    assert "[f]" in drawn
+    assert "looking for [f]\n" in drawn
+    assert "looking for [f] " not in drawn  # that would be a bar
     assert "6.0/9.0 MB" in drawn
     assert drawn.endswith("\x1b[2K")  # the line is cleared at the end
 

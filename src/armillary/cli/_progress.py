@@ -57,8 +57,8 @@ class TransferProgress:
             self._bars.stop()
 
     def report(self, what: str, done: int, total: int | None) -> None:
-        """Show that `done` bytes of `total` of `what` are here."""
-        if self._bars is None:
+        """Show that `done` bytes of `total` of `what` are here; with neither, just say `what`."""
+        if self._bars is None or (not done and total is None):
             self._print_now_and_then(what, done, total)
             return
         if what not in self._tasks:
