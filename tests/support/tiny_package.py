@@ -52,7 +52,6 @@ def model_in(wheel: bytes) -> PackagedModel:
         member=MEMBER,
         size=len(MODEL_BYTES),
         sha256=hashlib.sha256(MODEL_BYTES).hexdigest(),
-        license="Apache-2.0",
     )
 
 

