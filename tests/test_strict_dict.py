@@ -39,6 +39,12 @@ def test_a_number_must_be_finite(value):
         StrictDict({"k": value}, "f.json").take("k", float)
 
 
+def test_an_int_has_64_bits():
+    assert StrictDict({"k": 2**63 - 1}, "f.json").take("k", int) == 2**63 - 1
+    with pytest.raises(ConfigError, match="'k' is 9223372036854775808, beyond 64 bits"):
+        StrictDict({"k": 2**63}, "f.json").take("k", int)
+
+
 def test_an_item_of_the_wrong_type_is_named():
     with pytest.raises(ConfigError, match=r"'l\[1\]' must be int, not str 'a'"):
         StrictDict({"l": [1, "a"]}, "f.json").take_list("l", int)

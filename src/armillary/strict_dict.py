@@ -31,7 +31,8 @@ class StrictDict:
     """Entries of a file, read once each and by type; `finish` complains about what is left.
 
     `where` names the file (and section) in messages. A null counts as absent. An int is accepted
-    where a float is asked for, a bool never as a number, a number only when it is finite.
+    where a float is asked for, a bool never as a number, a float only when it is finite, an int
+    only when it has 64 bits.
     All errors are ConfigErrors.
     """
 
@@ -124,6 +125,8 @@ class StrictDict:
             wanted = " or ".join(kind.__name__ for kind in kinds)
             found = f"{type(value).__name__} {_short(value)}"
             raise ConfigError(f"{self.where}: {key!r} must be {wanted}, not {found}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{self.where}: {key!r} is {_short(value)}, beyond 64 bits")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self.where}: {key!r} must be a finite number, not {value}")
         return value

@@ -3,6 +3,8 @@
 import gguf as library
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from armillary.checkpoints.gguf import read_gguf
 from armillary.errors import CheckpointError, ConfigError, UserError
@@ -249,7 +251,7 @@ def with_tensor(name, shape=(5,)):
         ({"attention__causal": False}, "attention.causal is False"),
         ({"attention__value_length": 12}, "value_length is 12, but keys are 10 wide"),
         ({"block_count": None}, "'block_count' is missing"),
-        ({"block_count": 2**32 - 1}, "block_count 4294967295 must be between 1 and 10000"),
+        ({"block_count": 2**32 - 1}, "block_count 4294967295 must be between 1 and 1000$"),
         ({"block_count": 0}, "block_count 0 must be"),
         ({"block_count": 3}, "tensors do not fit the decoder: missing 'blk.2.attn_norm.weight'"),
         ({"block_count": 1}, "belonging to no parameter 'blk.1.attn_norm.weight'"),
@@ -273,6 +275,8 @@ def with_tensor(name, shape=(5,)):
         ({"tensors": with_tensor("rope_factors_long.weight")}, "does not go with rope_factors"),
         ({"tensors": with_tensor("blk.0.attn_sinks.weight")}, "'blk.0.attn_sinks.weight'"),
         ({"tensors": with_tensor("blk.0.attn_q.bias", (60,))}, "missing 'blk.0.attn_k.bias'"),
+        ({"general": {"general.type": "adapter"}}, "general.type is 'adapter'; only models"),
+        ({"general": {"split.count": 3}}, "is one of 3 parts; join them first"),
         ({"architecture": "mamba"}, "general.architecture 'mamba' is not supported; .*: llama"),
     ],
 )
@@ -312,6 +316,40 @@ def test_a_file_cut_anywhere_is_an_error_of_the_user(tmp_path):
         path.write_bytes(content[:length])
         with pytest.raises(UserError):
             read_gguf(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("whole") / "m.gguf").read_bytes()
+
+
+PATCHES = [b"\0", b"\1", b"\xff", b"\xff" * 8, b"\0" * 8, b"\0" * 7 + b"\x80", b"\0\0\0\x80"]
+
+
+@given(
+    places=st.lists(st.integers(0, 2500), min_size=1, max_size=3),
+    patch=st.sampled_from(PATCHES),
+    how=st.sampled_from(["overwrite", "insert", "delete"]),
+)
+def test_no_damage_of_the_header_escapes_as_another_error(
+    tmp_path_factory, whole, places, patch, how
+):
+    """Whatever the bytes become: read, or refused in one line, and nothing large is made."""
+    content = bytearray(whole)
+    for place in places:
+        end = place if how == "insert" else place + len(patch)
+        content[place:end] = b"" if how == "delete" else patch
+    path = tmp_path_factory.mktemp("m") / "m.gguf"
+    path.write_bytes(content)
+    with allocates_less_than(8 << 20):
+        try:
+            read_gguf(path)
+        except UserError as error:
+            message = str(error)
+        else:
+            message = ""
+    assert "\n" not in message
+    assert len(message) < 600
 
 
 def test_missing_tensors_can_be_allowed(tmp_path):

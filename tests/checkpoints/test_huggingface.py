@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
 
 from armillary.checkpoints.huggingface import read_huggingface, write_huggingface
 from armillary.checkpoints.parameters import parameter_shapes
@@ -12,7 +14,7 @@ from armillary.checkpoints.tensors import TensorToWrite, to_write
 from armillary.config import DecoderConfig, NormConfig
 from armillary.errors import CheckpointError, ConfigError, UserError
 from armillary.rope_scaling import NTK, DynamicNTK, Llama3, LongRoPE, Unscaled, YaRN
-from support.llama_files import huggingface_tensors, write_huggingface_directory
+from support.llama_files import CONFIG, huggingface_tensors, write_huggingface_directory
 from support.memory import allocates_less_than
 from support.models import layer
 
@@ -176,6 +178,34 @@ def test_an_unknown_key_can_be_passed_over_by_name(tmp_path):
     with pytest.raises(ConfigError, match="unknown key 'novelty'"):
         read_huggingface(directory, ignore_keys=["sliding_window"])
     read_huggingface(directory, ignore_keys=["sliding_window", "novelty"])
+
+
+HOSTILE = [None, True, False, 0, -1, 1, 2, 10**9, 2**63, 10**400, 0.0, -1.5, 1e308, "x", ""]
+HOSTILE += [[], [1], ["a"], {}, {"a": 1}, [[]], {"factor": "x"}]
+SCALED = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+
+
+@given(
+    keys=st.lists(st.sampled_from([*CONFIG, *SCALED]), min_size=1, max_size=2),
+    value=st.sampled_from(HOSTILE),
+)
+def test_no_value_of_a_key_escapes_as_another_error(tmp_path_factory, keys, value):
+    """Whatever a key says: it is read, or refused in one line, and nothing large is made."""
+    directory = tmp_path_factory.mktemp("m")
+    write_huggingface_directory(directory, rope_scaling=SCALED)
+    config = json.loads((directory / "config.json").read_text())
+    for key in keys:
+        (config["rope_scaling"] if key in SCALED else config)[key] = value
+    (directory / "config.json").write_text(json.dumps(config))
+    with allocates_less_than(4 << 20):
+        try:
+            read_huggingface(directory)
+        except UserError as error:
+            message = str(error)
+        else:
+            message = ""
+    assert "\n" not in message
+    assert len(message) < 600
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"a": 1, "a": 2}', b"\xff"])

@@ -182,6 +182,17 @@ def test_what_is_written_is_read_by_the_library(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
+def test_every_tensor_lies_at_a_multiple_of_its_number_s_size(tmp_path):
+    """Readers that map the file want that; an odd count of halves must not come first."""
+    odd, a = np.arange(5, dtype=np.float16), np.arange(6, dtype=np.float32)
+    path = tmp_path / "m.safetensors"
+    write_safetensors(path, [to_write("odd", odd, "F16"), to_write("a", a)])
+    found = read_safetensors(path)
+    start = np.memmap(path, dtype=np.uint8, mode="r").size - a.nbytes - odd.nbytes
+    assert start % 8 == 0
+    assert found["a"].data.tobytes() == path.read_bytes()[start : start + a.nbytes]
+
+
 def test_writing_holds_one_chunk_at_a_time(tmp_path):
     """Cases.md 81: less than twice the largest tensor, and here far less."""
     size, count = 4 << 20, 8

@@ -81,6 +81,14 @@ def read_gguf(
 
 
 def _family(file: GGUFFile) -> Family:
+    kind = file.metadata.get("general.type", "model")
+    if kind != "model":
+        raise CheckpointError(f"{file.path}: general.type is {kind!r:.80}; only models are read")
+    parts = file.metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise CheckpointError(
+            f"{file.path}: is one of {parts!r:.40} parts; join them first: llama-gguf-split --merge"
+        )
     name = file.metadata.get("general.architecture")
     for family in FAMILIES:
         if family.gguf.architecture == name:

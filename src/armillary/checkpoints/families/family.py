@@ -11,7 +11,7 @@ from typing import Any
 from armillary.config import DecoderConfig
 from armillary.errors import ConfigError
 
-MAX_LAYERS = 10_000
+MAX_LAYERS = 1000
 _MAX_HEAD_WIDTH = 1 << 16
 
 
