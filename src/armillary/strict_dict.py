@@ -46,10 +46,6 @@ class StrictDict:
         """Whether there is an entry that is not null; looking does not count as reading."""
         return self._entries.get(key) is not None
 
-    def keys(self) -> list[str]:
-        """Return every key, read or not."""
-        return list(self._entries)
-
     @overload
     def take(self, key: str, kind: type[T]) -> T: ...
     @overload

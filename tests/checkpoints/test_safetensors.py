@@ -279,6 +279,7 @@ def test_the_single_file_wins_over_the_index(sharded):
     assert set(found) == {"e"}
     assert "index.json is not used, since model.safetensors is there" in notices[-1]
     assert len(notices) == 4
+    assert notices[0].endswith("is not model.safetensors and was not loaded")
 
 
 def rewrite_index(directory, **changes):

@@ -139,23 +139,6 @@ def _read_config(
             f"{where}: {table.keys['activation']} {activation!r} is not supported; "
             f"supported: {', '.join(_ACTIVATIONS)}"
         )
-    by_type = read_huggingface_rotary(
-        entries,
-        d_head=d_head,
-        max_positions=max_positions,
-        default_base=table.defaults.get("rope_base"),
-        notices=notices,
-    )
-    if set(by_type) != {None}:
-        raise ConfigError(
-            f"{where}: rope_parameters by layer type ({', '.join(map(str, by_type))}) are not "
-            f"known in {table.architecture}, whose layers are all of one type"
-        )
-    if by_type[None]["d_rotary"] != d_head and not table.partial_rotation:
-        raise ConfigError(
-            f"{where}: rotation of {by_type[None]['d_rotary']} channels of a head of {d_head} is "
-            f"not known in {table.architecture}, which rotates whole heads"
-        )
     facts = Facts(
         vocab_size=fact("vocab_size", int),
         d_model=d_model,
@@ -164,7 +147,7 @@ def _read_config(
         n_kv_heads=(entries.take(table.keys["n_kv_heads"], int, n_heads),) * n_layers,
         d_head=d_head,
         d_ff=(fact("d_ff", int),) * n_layers,
-        rotary=by_type[None],
+        rotary=_rotary(entries, table, d_head, max_positions, notices),
         eps=fact("eps", float),
         activation=_ACTIVATIONS[activation],
         tie_head=fact("tie_head", bool),
@@ -174,6 +157,34 @@ def _read_config(
         attention_dropout=fact("attention_dropout", float),
     )
     return DecoderConfig.from_dict(family.decoder(facts), where)
+
+
+def _rotary(
+    entries: StrictDict,
+    table: HuggingFaceTable,
+    d_head: int,
+    max_positions: int,
+    notices: list[str],
+) -> dict[str, Any]:
+    by_type = read_huggingface_rotary(
+        entries,
+        d_head=d_head,
+        max_positions=max_positions,
+        default_base=table.defaults.get("rope_base"),
+        notices=notices,
+    )
+    if set(by_type) != {None}:
+        raise ConfigError(
+            f"{entries.where}: rope_parameters by layer type ({', '.join(map(str, by_type))}) are "
+            f"not known in {table.architecture}, whose layers are all of one type"
+        )
+    width = by_type[None]["d_rotary"]
+    if width != d_head and not table.partial_rotation:
+        raise ConfigError(
+            f"{entries.where}: rotation of {width} channels of a head of {d_head} is not known in "
+            f"{table.architecture}, which rotates whole heads"
+        )
+    return by_type[None]
 
 
 def _read_generation(directory: Path, config: StrictDict) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def read_sharded(
     Raises CheckpointError when the index and the shards disagree.
     """
     if (directory / SINGLE).is_file():
-        notices = _unlisted(directory, {SINGLE})
+        notices = _unlisted(directory, {SINGLE}, f"is not {SINGLE}")
         if (directory / INDEX).is_file():
             notices.append(f"{INDEX} is not used, since {SINGLE} is there")
         return read_safetensors(directory / SINGLE), notices
@@ -137,7 +137,7 @@ def read_sharded(
         raise CheckpointError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
     placed = _weight_map(index)
     tensors: dict[str, StoredTensor] = {}
-    notices = _unlisted(directory, set(placed.values()))
+    notices = _unlisted(directory, set(placed.values()), "is not in the index")
     for shard in dict.fromkeys(placed.values()):
         path = directory / shard
         if not path.is_file():
@@ -183,9 +183,9 @@ def _check_shard(
             raise CheckpointError(f"{shard}: lacks tensor {name!r:.80}, which {INDEX} places there")
 
 
-def _unlisted(directory: Path, listed: set[str]) -> list[str]:
+def _unlisted(directory: Path, listed: set[str], why: str) -> list[str]:
     extra = sorted({path.name for path in directory.glob("*.safetensors")} - listed)
-    return [f"{name} is not in the index and was not loaded" for name in extra]
+    return [f"{name} {why} and was not loaded" for name in extra]
 
 
 def write_safetensors(path: Path, tensors: Iterable[TensorToWrite]) -> None:
