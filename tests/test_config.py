@@ -403,6 +403,17 @@ def test_a_mistake_in_a_repeated_layer_is_told_once_under_its_number_in_the_file
         refusing(lambda e: e["layers"][1]["feedforward"].update(d_ff="36"))
 
 
+def test_a_mistake_is_not_counted_again_for_the_part_around_it():
+    """That no layer is left which could be read is not a second mistake."""
+
+    def spoil_the_only_layer(entries):
+        del entries["layers"][1]
+        heads_of(entries).update(n_heads="6")
+
+    with pytest.raises(ConfigError, match=r"^small\.yaml: layers\.0\.attention\.n_heads [^;]*$"):
+        refusing(spoil_the_only_layer)
+
+
 def test_several_mistakes_are_counted():
     def spoil(entries):
         entries.update(vocab_size=0, d_model=-1, max_positions=0)

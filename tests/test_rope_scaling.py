@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from armillary import reference
@@ -297,59 +297,57 @@ def test_every_rule_changes_something(kind):
 
 # --- Against the specification -------------------------------------------------------------------
 
-SMALL_WIDTHS = st.integers(2, 20).map(lambda half: 2 * half)
-FACTORS = st.floats(0.25, 64)
-WINDOWS = st.integers(2, 100_000)
+KINDS = ["default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope"]
 OPTIONAL_FACTORS = st.none() | st.floats(0.1, 3)
 
 
-def divisor_lists(d_rotary):
-    return st.lists(st.floats(0.5, 80), min_size=d_rotary // 2, max_size=d_rotary // 2).map(tuple)
-
-
-@st.composite
-def rules_with_widths(draw):
-    """Any rule with parameters of any size, and a rotary width that it fits."""
-    d_rotary, factor, window = draw(SMALL_WIDTHS), draw(FACTORS), draw(WINDOWS)
-    low = draw(st.floats(0.1, 10))
-    slow = draw(st.floats(0.1, 40))
-    rule = draw(
-        st.one_of(
-            st.just(Unscaled()),
-            st.just(PositionInterpolation(factor)),
-            st.just(NTK(factor)),
-            st.just(DynamicNTK(factor, window)),
-            st.builds(
-                YaRN,
-                st.just(factor),
-                st.just(window),
-                st.floats(slow, 60),
-                st.just(slow),
-                st.booleans(),
-                OPTIONAL_FACTORS,
-                st.none() | st.floats(0, 2),
-                st.none() | st.floats(0, 2),
-            ),
-            st.builds(
-                Llama3, st.just(factor), st.just(window), st.just(low), st.floats(low + 0.1, 40)
-            ),
-            st.builds(
-                LongRoPE,
-                divisor_lists(d_rotary),
-                divisor_lists(d_rotary),
-                st.just(factor),
-                st.just(window),
-                OPTIONAL_FACTORS,
-            ),
-        )
-    )
+def draw_rule(data, kind):
+    """A rule of that kind with parameters of any size, and a rotary width that it fits."""
+    d_rotary = 2 * data.draw(st.integers(2, 20), "pairs")
+    factor = data.draw(st.floats(0.25, 64), "factor")
+    window = data.draw(st.integers(2, 100_000), "window")
+    match kind:
+        case "default":
+            rule = Unscaled()
+        case "linear":
+            rule = PositionInterpolation(factor)
+        case "ntk":
+            rule = NTK(factor)
+        case "dynamic":
+            rule = DynamicNTK(factor, window)
+        case "yarn":
+            slow, fast = sorted(data.draw(st.tuples(*[st.floats(0.1, 60)] * 2), "betas"))
+            rule = YaRN(
+                factor,
+                window,
+                beta_fast=fast,
+                beta_slow=slow,
+                truncate=data.draw(st.booleans(), "truncate"),
+                explicit_attention_factor=data.draw(OPTIONAL_FACTORS, "attention factor"),
+                mscale=data.draw(st.none() | st.floats(0, 2), "mscale"),
+                mscale_all_dim=data.draw(st.none() | st.floats(0, 2), "mscale_all_dim"),
+            )
+        case "llama3":
+            low, span = data.draw(st.tuples(st.floats(0.1, 10), st.floats(0.1, 30)), "low, span")
+            rule = Llama3(factor, window, low, low + span)
+        case _:
+            divisors = st.lists(st.floats(0.5, 80), min_size=d_rotary // 2, max_size=d_rotary // 2)
+            rule = LongRoPE(
+                tuple(data.draw(divisors, "short")),
+                tuple(data.draw(divisors, "long")),
+                factor,
+                window,
+                data.draw(OPTIONAL_FACTORS, "attention factor"),
+            )
     return rule, d_rotary
 
 
-@given(rules_with_widths(), st.floats(50, 1e7), st.integers(1, 400_000))
-def test_each_rule_agrees_with_the_specification(rule_with_width, base, length):
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(st.data(), st.floats(50, 1e7), st.integers(1, 400_000))
+def test_each_rule_agrees_with_the_specification(kind, data, base, length):
     """Written twice from the formulas, so that the two check each other."""
-    rule, d_rotary = rule_with_width
+    rule, d_rotary = draw_rule(data, kind)
     rotary = reference_rotary(rule, base, d_rotary)
     np.testing.assert_allclose(
         rule.frequencies(base, d_rotary, length),
@@ -361,23 +359,31 @@ def test_each_rule_agrees_with_the_specification(rule_with_width, base, length):
     )
 
 
-@given(rules_with_widths(), st.integers(1, 200_000), st.integers(1, 200_000))
-def test_two_lengths_share_a_regime_exactly_when_they_share_frequencies(
-    rule_with_width, one, other
-):
-    rule, d_rotary = rule_with_width
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(st.data(), st.integers(1, 200_000), st.integers(1, 200_000))
+def test_two_lengths_share_a_regime_exactly_when_they_share_frequencies(kind, data, one, other):
+    rule, d_rotary = draw_rule(data, kind)
     same = np.array_equal(
         rule.frequencies(10000.0, d_rotary, one), rule.frequencies(10000.0, d_rotary, other)
     )
     assert same == (rule.regime(one) == rule.regime(other))
 
 
+def test_equal_lists_make_one_regime():
+    """As for the divisors that a GGUF file brings: no length changes them."""
+    rule = LongRoPE((1.0, 2.0), (1.0, 2.0), 4.0, 8)
+    assert rule.regime(8) == rule.regime(9)
+
+
 # --- Files ---------------------------------------------------------------------------------------
 
 
-@given(rules_with_widths(), st.floats(50, 1e7))
-def test_what_is_written_is_read_back_as_the_same_rule(rule_with_width, base):
-    rule, d_rotary = rule_with_width
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(st.data(), st.floats(50, 1e7))
+def test_what_is_written_is_read_back_as_the_same_rule(kind, data, base):
+    rule, d_rotary = draw_rule(data, kind)
     entries = rule.to_huggingface(base, d_rotary)
     read = from_entries(entries, max_positions=77)
     if not isinstance(rule, NTK):
