@@ -1,4 +1,4 @@
-"""The vectors that come with llama.cpp's vocabularies: texts, and the ids of the original models."""
+"""The vectors that come with llama.cpp's vocabularies: texts, and the original models' ids."""
 
 import pytest
 

@@ -42,11 +42,14 @@ def read(path: Path, config: Mapping[str, object] | None) -> Definition:
     for name, text in names.items():
         if text not in ids:
             raise CheckpointError(f"{where}: {name} {text!r} is not in the vocabulary of {path}")
+    said = config.get("add_bos_token")
     return Definition(
         model=model,
         names=names,
         eos_ids=_eos_ids(config, names, ids, where),
-        prefix=_prefix(model, config, names, ids, str(path)),
+        prefix=_processors_prefix(model.get("post_processor"), str(path))
+        if said is None
+        else _said_prefix(said, names, ids, where),
         chat_templates=_chat_templates(directory, config, where),
         where=str(path),
     )
@@ -107,25 +110,22 @@ def _eos_ids(
     return tuple(ids[text] for text in texts)
 
 
-def _prefix(
-    model: dict[str, Any],
-    config: Mapping[str, object],
-    names: Mapping[str, str],
-    ids: Mapping[str, int],
-    where: str,
+def _said_prefix(
+    said: object, names: Mapping[str, str], ids: Mapping[str, int], where: str
 ) -> tuple[int, ...]:
-    """The ids before a raw text: by add_bos_token where it is said, else by the post-processor."""
-    said = config.get("add_bos_token")
-    if said is None:
-        try:
-            return tuple(_template_prefix(model.get("post_processor"), where))
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{where}: post_processor is not well formed") from error
+    """The ids before a raw text by add_bos_token, which overrides the post-processor."""
     if not isinstance(said, bool):
         raise CheckpointError(f"{where}: add_bos_token must be true or false, not {said!r}")
     if said and "bos_token" not in names:
         raise CheckpointError(f"{where}: add_bos_token is true, but there is no bos_token")
     return (ids[names["bos_token"]],) if said else ()
+
+
+def _processors_prefix(processor: object, where: str) -> tuple[int, ...]:
+    try:
+        return tuple(_template_prefix(processor, where))
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{where}: post_processor is not well formed") from error
 
 
 def _template_prefix(processor: object, where: str) -> Iterator[int]:

@@ -171,6 +171,7 @@ class Tokenizer:
         Raises UserError when they cannot be written.
         """
         directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
         with write_atomically(directory / "tokenizer.json") as file:
             file.write(self._json.encode())
         write_json(directory / "tokenizer_config.json", self._config())
@@ -179,7 +180,7 @@ class Tokenizer:
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            **self.named_tokens,
+            **dict(sorted(self.named_tokens.items())),
             "eos_tokens": [self._pieces[index] for index in self.eos_ids],
         }
         if self._prefix in ((), (self.bos_id,)):  # any other one is in tokenizer.json alone
