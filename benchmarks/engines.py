@@ -76,19 +76,24 @@ class Transformers:
         with self._torch.no_grad():
             out = self._model(
                 self._torch.tensor(ids),
-                past_key_values=self._past,
+                cache=self._past,
                 use_cache=True,
                 logits_to_keep=1,
             )
-        self._past = out.past_key_values
+        self._past = out.cache
         return int(out.logits[0, -1].argmax())
 
 
 class LlamaCpp:
     def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
+        import ctypes
+
+        import llama_cpp
         from llama_cpp import Llama
 
         del dtype
+        self._silence = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
         self._model = Llama(
             path,
             n_ctx=context,

@@ -9,12 +9,15 @@ every weight is read once for each token, so tokens/s can be at most the machine
 the weights' bytes.
 """
 
+import ctypes
+import math
 import os
 import statistics
-import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from engines import Worker
@@ -35,9 +38,7 @@ def main() -> None:
     repeats = 3 if arguments.quick else 7
     with tempfile.TemporaryDirectory() as scratch:
         paths, weight_bytes, prompts = _prepare(Path(scratch), max(*lengths, *contexts))
-        workers = [
-            Worker(name, path, "float32", THREADS, CONTEXT) for name, path in paths.items()
-        ]
+        workers = [Worker(name, path, "float32", THREADS, CONTEXT) for name, path in paths.items()]
         try:
             rows = _measure(workers, prompts, lengths, contexts, repeats, weight_bytes)
         finally:
@@ -50,6 +51,7 @@ def _prepare(scratch: Path, longest: int) -> tuple[dict[str, Path], int, list[li
     """The model in each engine's format, the bytes of its weights, and three prompts."""
     from armillary.checkpoints import open_checkpoint, write_huggingface
     from armillary.checkpoints.locate import locate
+    from armillary.checkpoints.tensors import to_write
 
     gguf = locate("smollm2-135m")
     checkpoint = open_checkpoint(gguf)
@@ -64,7 +66,13 @@ def _prepare(scratch: Path, longest: int) -> tuple[dict[str, Path], int, list[li
     try:
         import transformers  # noqa: F401
 
-        write_huggingface(scratch / "huggingface", checkpoint)
+        write_huggingface(
+            scratch / "huggingface",
+            checkpoint.config,
+            [to_write(tensor.renamed(name), "F32") for name, tensor in checkpoint.tensors.items()],
+            checkpoint.tokenizer,
+            checkpoint.generation,
+        )
         paths["transformers"] = scratch / "huggingface"
     except ImportError:
         note("transformers is not installed; left out")
@@ -75,21 +83,15 @@ def _prepare(scratch: Path, longest: int) -> tuple[dict[str, Path], int, list[li
         parameters.ftype = llama_cpp.LLAMA_FTYPE_ALL_F32
         parameters.allow_requantize = True
         target = scratch / "float32.gguf"
-        sys.stdout.flush()
+        silence = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(silence, ctypes.c_void_p(0))
         if llama_cpp.llama_model_quantize(str(gguf).encode(), str(target).encode(), parameters):
             raise RuntimeError("llama.cpp could not write the weights as float32")
         paths["llama.cpp"] = target
     except ImportError:
         note("llama-cpp-python is not installed; left out (make test-llamacpp builds it)")
-    elements = sum(4 * _count(tensor.shape) for tensor in checkpoint.tensors.values())
-    return paths, elements, prompts
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    weight_bytes = sum(4 * math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    return paths, weight_bytes, prompts
 
 
 def _measure(
@@ -109,9 +111,8 @@ def _measure(
 
     for length in lengths:
         note(f"prefill {length}")
-        seconds = medians(
-            {w.name: lambda w=w: w.prefill(prompt(length)) for w in workers}, repeats
-        )
+        runs = {w.name: partial(_prefill, w, prompt, length) for w in workers}
+        seconds = medians(runs, repeats)
         rows += [
             Row(
                 f"prefill {length} f32",
@@ -127,10 +128,8 @@ def _measure(
         new = 32 if context > 1000 else 64
         note(f"decode after {context}")
         _same_text(workers, prompts[0][:context])
-        seconds = medians(
-            {w.name: lambda w=w: w.decode(prompt(context), new)[0] for w in workers},
-            repeats if context < 1000 else 3,
-        )
+        runs = {w.name: partial(_decode, w, prompt, context, new) for w in workers}
+        seconds = medians(runs, repeats if context < 1000 else 3)
         bandwidth = max(bandwidth, _bandwidth())
         rate = {name: new / value for name, value in seconds.items()}
         rows += [
@@ -158,6 +157,14 @@ def _measure(
         for peer in peers
     ]
     return rows
+
+
+def _prefill(worker: Worker, prompt: Callable[[int], list[int]], length: int) -> float:
+    return worker.prefill(prompt(length))
+
+
+def _decode(worker: Worker, prompt: Callable[[int], list[int]], length: int, new: int) -> float:
+    return worker.decode(prompt(length), new)[0]
 
 
 def _same_text(workers: list[Worker], prompt: list[int]) -> None:
