@@ -105,7 +105,7 @@ class LayerStore:
         self.total = total
 
     def replace(self, k: Tensor) -> None:
-        """Put other keys in the place of those held."""
+        """Put other keys in the place of those held, in their number type."""
         self.k.copy_(k)
 
     def can_trim(self, count: int) -> bool:
@@ -395,10 +395,10 @@ class KVCache:
                 if old is None or new is None or old == new:
                     continue
                 held = positions[:, positions.shape[1] - layer.held :]
-                keys = layer.k.double()
+                # In float64, whatever the keys' own type; it is cast when it is put in their place.
                 turned = rotation(old, held, lengths=self._filled_at, dtype=torch.float64)
                 turn = rotation(new, held, lengths=self._filled_at, dtype=torch.float64)
-                layer.replace(rotate(rotate(keys, turned, inverse=True), turn).to(layer.k.dtype))
+                layer.replace(rotate(rotate(layer.k, turned, inverse=True), turn))
         self.config, self._settings = config, settings
 
     def save(self, path: str | Path) -> None:
