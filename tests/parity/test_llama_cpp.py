@@ -1,0 +1,182 @@
+"""SmolLM2 against llama.cpp, on the same file.
+
+llama.cpp rounds activations to 8 bits before it multiplies them with quantised weights, so its
+logits on the Q4_1 file are off by several per cent of their spread. On the same weights written
+out as float32 it computes in float32, and there the comparison is tight.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import armillary
+from armillary.language_model import LanguageModel
+from support.downloads import smollm2_gguf
+
+pytestmark = [pytest.mark.llamacpp, pytest.mark.download]
+
+N_TOKENS = 64
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a small village by the sea, there lived",
+]
+TEXT = Path(__file__).parents[2] / "LICENSE"
+# Of logits that reach 43; rounding gives 1.5e-4.
+FLOAT32 = 1e-3
+# Shares of the logits' root mean square, from 8-bit activations.
+QUANTISED = 5e-2
+NEAR_TIE = 0.5  # of logits whose root mean square is 7.4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    return armillary.load(smollm2_gguf(), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def text(lm: LanguageModel) -> list[int]:
+    return lm.encode(TEXT.read_text(encoding="utf-8"))[:256]
+
+
+@pytest.fixture(scope="module")
+def ours(lm: LanguageModel, text: list[int]) -> np.ndarray:
+    """Our logits of the text, (T, V)."""
+    return logits_of(lm, text)
+
+
+@pytest.fixture(scope="module")
+def completions(lm: LanguageModel) -> list[tuple[list[int], list[int]]]:
+    """Each prompt with 64 greedy tokens of ours."""
+    return [
+        (
+            lm.encode(prompt),
+            list(
+                lm.generate(prompt, max_tokens=N_TOKENS, temperature=0, ignore_eos=True).token_ids
+            ),
+        )
+        for prompt in PROMPTS
+    ]
+
+
+@pytest.fixture(scope="module")
+def float32_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """llama.cpp on the same weights as float32."""
+    path = tmp_path_factory.mktemp("float32") / "smollm2.gguf"
+    dequantise_file(smollm2_gguf(), path)
+    peer = open_peer(path)
+    yield peer
+    peer.close()
+    path.unlink()  # half a gigabyte
+
+
+@pytest.fixture(scope="module")
+def quantised_peer() -> Iterator[Any]:
+    """llama.cpp on the file as it is."""
+    peer = open_peer(smollm2_gguf())
+    yield peer
+    peer.close()
+
+
+def open_peer(path: Path) -> Any:
+    """With a float32 cache and plain attention, so that nothing is rounded to float16."""
+    import llama_cpp
+
+    return llama_cpp.Llama(
+        str(path),
+        n_ctx=256,
+        n_batch=256,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        flash_attn=False,
+        verbose=False,
+    )
+
+
+def dequantise_file(source: Path, target: Path) -> None:
+    """The same GGUF file with every tensor as float32, written by the gguf library alone."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    written_by_itself = ("GGUF.", "general.architecture", "general.file_type")
+    for field in reader.fields.values():
+        if not field.name.startswith(written_by_itself):
+            kind, *_ = field.types
+            of = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, sub_type=of)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def logits_of(lm: LanguageModel, ids: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return lm.decoder(torch.tensor([ids]))[0].numpy()
+
+
+def peer_logits(peer: Any, ids: list[int]) -> np.ndarray:
+    peer.reset()
+    peer.eval(ids)
+    return np.array(peer.scores[: len(ids)])
+
+
+def test_logits_of_the_weights_as_float32(ours, text, float32_peer):
+    assert np.abs(ours - peer_logits(float32_peer, text)).max() <= FLOAT32
+
+
+def test_greedy_tokens_of_the_weights_as_float32(completions, float32_peer):
+    """A text is the greedy one when each of its tokens is the likeliest after those before it."""
+    for prompt, continuation in completions:
+        logits = peer_logits(float32_peer, prompt + continuation)[len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == continuation
+
+
+def test_a_step_through_the_cache_of_llama_cpp_is_ours(lm, completions, float32_peer):
+    """The tokens of a completion one by one, after the prompt at once."""
+    prompt, continuation = completions[0]
+    float32_peer.reset()
+    float32_peer.eval(prompt)
+    for token in continuation[:8]:
+        float32_peer.eval([token])
+    n_tokens = len(prompt) + 8
+    theirs = np.array(float32_peer.scores[:n_tokens])
+    assert np.abs(logits_of(lm, prompt + continuation[:8]) - theirs).max() <= FLOAT32
+
+
+def test_logits_of_the_quantised_file(ours, text, quantised_peer):
+    difference = ours - peer_logits(quantised_peer, text)
+    assert np.sqrt(np.mean(difference**2)) <= QUANTISED * np.sqrt(np.mean(ours**2))
+
+
+def test_greedy_tokens_of_the_quantised_file_differ_at_near_ties_only(
+    lm, completions, quantised_peer
+):
+    for prompt, continuation in completions:
+        theirs = peer_logits(quantised_peer, prompt + continuation)[len(prompt) - 1 : -1]
+        own = logits_of(lm, prompt + continuation)[len(prompt) - 1 : -1]
+        for position in np.flatnonzero(theirs.argmax(-1) != np.array(continuation)):
+            second, best = np.sort(own[position])[-2:]
+            assert best - second <= NEAR_TIE
+
+
+def test_the_tokens_of_the_text_are_those_of_llama_cpp(lm, quantised_peer):
+    raw = TEXT.read_bytes()
+    assert quantised_peer.tokenize(raw, add_bos=False, special=False) == lm.encode(raw.decode())
