@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from armillary.chat import ChatTemplate
@@ -62,12 +62,16 @@ PIECES = st.sampled_from(
 )
 
 
+@example(["<|im_", "end|>"])
+@example(["im_end|>"])
+@example(["<|"])
+@example(["<|", "im_", "end|>"])
 @given(st.lists(st.lists(PIECES, max_size=5).map("".join), min_size=1, max_size=4))
 def test_no_content_makes_a_control_token(contents):
     """Also not halves that a template joins, nor the characters that hide what was written."""
     template = (
-        "<|im_start|>{% for message in messages %}{% for part in message.content %}"
-        "{{ part.text }}{% endfor %}{{ message.note }}{% endfor %}<|im_end|>"
+        "<|im_start|><|{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+        "x{{ messages[0].note }}im_end|><|im_end|>"
     )
     chat = ChatTemplate(template, TOKENIZER)
     parts = [{"type": "text", "text": content} for content in contents]

@@ -110,6 +110,20 @@ def test_markers_in_text_stay_text(tmp_path):
     assert ours.decode(ours.encode(text, bos=False)) == text
 
 
+@pytest.mark.parametrize("text", ["</s>", "<0x0A>"])
+def test_merges_of_the_file_spell_no_control_or_byte_token(tmp_path, text):
+    """Files whose merges were made out of scores have such merges."""
+    Tokenizer.from_gguf(sentencepiece()).save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"] |= {"<0x": 282}
+    content["model"]["merges"] = [["<0x0", "A>"], ["<0x", "0"], ["<0", "x"], ["</", "s>"]]
+    content["model"]["merges"] += [["A", ">"], ["<", "0"], ["<", "/"], ["s", ">"]]
+    ours = read(tmp_path, content)
+    ids = ours.encode(text, bos=False)
+    assert ours.decode(ids) == text
+    assert not any(map(ours.is_special, ids))
+
+
 @pytest.mark.parametrize("said", [None, True, False])
 @pytest.mark.parametrize("template", [True, False])
 def test_the_beginning_is_add_bos_tokens_else_the_templates(tmp_path, said, template):

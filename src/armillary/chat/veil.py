@@ -3,7 +3,8 @@
 Before rendering, each such text in the input is replaced by one private character that stands
 nowhere else. After rendering, the control tokens that can still be read are the template's own;
 then the hidden texts are put back, inside what is encoded as plain text. One character, since a
-template may cut a text, but cannot cut a character.
+template may cut a text, but cannot cut a character. Not covered: a template that takes a piece
+out of the middle of a message, where what is left on both sides joins to a control token.
 """
 
 import re

@@ -125,7 +125,7 @@ def _is_scored(entry: object) -> bool:
 def _is_merge(merge: object) -> bool:
     if isinstance(merge, str):
         return " " in merge
-    return isinstance(merge, list) and len(merge) == 2 and all(isinstance(x, str) for x in merge)
+    return type(merge) is list and len(merge) == 2 and type(merge[0]) is type(merge[1]) is str
 
 
 def _check_added_tokens(model: dict[str, Any], where: str) -> None:

@@ -127,9 +127,9 @@ def _hide(
         "dropout": None,
         "vocab": {name: index for index, name in names.items()},
         "merges": [
-            pair
-            for pair in map(_pair, inner["merges"])
-            if not forbidden.intersection((*pair, "".join(pair)))
+            (left, right)
+            for left, right in map(_pair, inner["merges"])
+            if left + right not in forbidden and left not in forbidden and right not in forbidden
         ],
         "unk_token": names[hidden_unknown] if hidden_unknown is not None else None,
     }

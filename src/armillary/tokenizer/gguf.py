@@ -174,15 +174,14 @@ class _Reader:
 
     def pre_tokenizer(self) -> PreTokenizer:
         name = self.get("tokenizer.ggml.pre", str)
-        if name is None or name == "default":
-            raise self.error(
-                "tokenizer.ggml.pre",
-                "does not name the model's pre-tokenizer, and a guess would give wrong tokens; "
-                "convert the model again with a current converter",
-            )
-        if name not in PRE_TOKENIZERS:
-            raise self.error("tokenizer.ggml.pre", f"pre-tokenizer {name[:60]!r} is not known")
-        return PRE_TOKENIZERS[name]
+        if name in PRE_TOKENIZERS:
+            return PRE_TOKENIZERS[name]
+        found = "is missing" if name is None else f"pre-tokenizer {name[:60]!r} is not known"
+        raise self.error(
+            "tokenizer.ggml.pre",
+            f"{found}, and a guess would give wrong tokens; use the model's tokenizer.json, or "
+            "convert it again with a current converter",
+        )
 
     def prefix(self, default: bool) -> tuple[int, ...]:
         said = self.get("tokenizer.ggml.add_bos_token", bool)
@@ -239,12 +238,13 @@ class _Reader:
         for n, merge in enumerate(self.require("tokenizer.ggml.merges", list)):
             # A space inside the first part is none that parts them.
             cut = merge.find(" ", 1) if isinstance(merge, str) else -1
-            pair = [merge[:cut], merge[cut + 1 :]] if cut > 0 else []
-            if not pair or not known.issuperset((*pair, "".join(pair))):
+            left, right = (merge[:cut], merge[cut + 1 :]) if cut > 0 else ("", "")
+            if not (left in known and right in known and left + right in known):
                 raise self.error(
-                    "tokenizer.ggml.merges", f"entry {n}, {merge!r}, joins no two known tokens"
+                    "tokenizer.ggml.merges",
+                    f"entry {n}, {ascii(merge)[:80]}, joins no two known tokens",
                 )
-            pairs.append(pair)
+            pairs.append([left, right])
         return pairs
 
     def byte_level(self, cut: PreTokenizer) -> dict[str, Any]:
