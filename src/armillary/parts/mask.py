@@ -29,7 +29,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Visibility:
-    """The rule by which T queries read S ≥ T keys.
+    """The rule by which T queries read S ≥ T keys, none later than their own.
 
     Shapes: readable (B, S), false for padding; documents (B, S), equal numbers belong together;
     allowed (1 or B, 1, T, S), the caller's own. All are combined with each other.
@@ -38,7 +38,6 @@ class Visibility:
 
     n_queries: int
     n_keys: int
-    causal: bool = True
     window: int | None = None
     readable: Tensor | None = None
     documents: Tensor | None = None
@@ -52,7 +51,7 @@ class Visibility:
     def is_plainly_causal(self) -> bool:
         """Whether the causal triangle alone, on equal counts, says it all."""
         no_window = self.window is None or self.window >= self.n_keys
-        return self.causal and no_window and self.n_queries == self.n_keys and not self.may_be_empty
+        return no_window and self.n_queries == self.n_keys and not self.may_be_empty
 
     @property
     def may_be_empty(self) -> bool:
@@ -76,12 +75,12 @@ class Visibility:
     def block(self, start: int, stop: int, device: torch.device | None = None) -> Block:
         """The keys that queries start … stop − 1 may read."""
         shift = self.n_keys - self.n_queries
-        last = shift + stop if self.causal else self.n_keys
+        last = shift + stop
         first = 0 if self.window is None else max(0, shift + start - self.window + 1)
         query = torch.arange(start + shift, stop + shift, device=device).unsqueeze(-1)
         key = torch.arange(first, last, device=device)
         parts: list[Tensor] = []
-        if self.causal and last > shift + start + 1:
+        if last > shift + start + 1:
             parts.append(key <= query)
         if self.window is not None and first < shift + stop - self.window:
             parts.append(key > query - self.window)
