@@ -102,7 +102,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         d = config.d_model
-        self.embedding = nn.Embedding(config.vocab_size, d)
+        # Its own constructor would draw random numbers, which on the meta device costs a second.
+        self.embedding = nn.Embedding.from_pretrained(
+            torch.empty(config.vocab_size, d), freeze=False
+        )
         self.position_table: LearnedPositions | SinusoidalPositions | None = None
         if config.position_table == "learned":
             self.position_table = LearnedPositions(config.max_positions, d)
