@@ -103,7 +103,7 @@ class Decoder(nn.Module):
         self.config = config
         d = config.d_model
         # Its own constructor would draw random numbers, which on the meta device costs a second.
-        self.embedding = nn.Embedding.from_pretrained(
+        self.embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
             torch.empty(config.vocab_size, d), freeze=False
         )
         self.position_table: LearnedPositions | SinusoidalPositions | None = None
