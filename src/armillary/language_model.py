@@ -7,6 +7,8 @@ lm.generate("The capital of France is", max_tokens=8, temperature=0).text
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
+from operator import index
 from pathlib import Path
 from typing import Any, overload
 
@@ -115,7 +117,9 @@ class LanguageModel:
 
         Control tokens written in a text stay text.
         """
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return [index(token) for token in prompt]
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write config, weights, tokenizer and a manifest with checksums, all or nothing.
@@ -132,7 +136,7 @@ class LanguageModel:
 
         A `max_tokens` that nobody asked for is cut to the room that the window leaves.
         """
-        known = {entry.name for entry in fields(SamplingConfig)}
+        known = [entry.name for entry in fields(SamplingConfig)]
         for name in options:
             if name not in known:
                 raise UserError(f"{name} is no option of generation; known are {', '.join(known)}")
@@ -231,8 +235,7 @@ def _as_batch(prompt: Any) -> Sequence[Prompt] | None:
     """The prompts of a batch, or None when `prompt` is a single one."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return None
-    whole = all(isinstance(item, int) for item in prompt)
-    return None if whole and prompt else prompt
+    return None if all(isinstance(item, Integral) for item in prompt) else prompt
 
 
 def _joined(events: Sequence[TokenEvent], prompt_tokens: int) -> Generation:

@@ -1,0 +1,411 @@
+"""A decoder with its tokenizer: loading and saving, asking for text, and what is refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import armillary
+from armillary.checkpoints import write_huggingface
+from armillary.errors import UserError
+from armillary.language_model import LanguageModel
+from armillary.parts.kv_cache import KVCache
+from armillary.rope_scaling import DynamicNTK, LongRoPE, Unscaled
+from armillary.weights import to_write
+from support.tiny_model import tiny_model
+
+GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+PROMPTS = ["Hello", "a much longer prompt than the first", "naïve 🦙"]
+WINDOW = 256
+LONGROPE = LongRoPE(
+    short_factor=(1.0, 1.1, 1.2, 1.3, 1.4),
+    long_factor=(1.0, 1.5, 2.0, 3.0, 4.0),
+    factor=8.0,
+    original_window=16,
+)
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return tiny_model(tmp_path_factory.mktemp("tiny"), max_positions=WINDOW)
+
+
+@pytest.fixture(scope="module")
+def saved(lm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved") / "model"
+    lm.save(directory)
+    return directory
+
+
+def loaded(source: Path, **options: Any) -> LanguageModel:
+    return armillary.load(source, device="cpu", **options)
+
+
+def huggingface(
+    lm: LanguageModel, directory: Path, generation: dict[str, Any] | None = None
+) -> Path:
+    """The model as a Hugging Face directory, with this generation_config.json."""
+    write_huggingface(directory, lm.config, list(to_write(lm.decoder)), lm.tokenizer)
+    (directory / "generation_config.json").write_text(json.dumps(generation or {}))
+    return directory
+
+
+# --- Load and save -------------------------------------------------------------------------------
+
+
+def test_what_is_saved_loads_bit_for_bit(lm, saved):
+    again = loaded(saved, dtype="float32")
+    assert again.config == lm.config
+    assert again.eos_ids == lm.eos_ids
+    expected = lm.decoder.state_dict()
+    assert again.decoder.state_dict().keys() == expected.keys()
+    for name, value in again.decoder.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert again.generate(PROMPTS[0], **GREEDY) == lm.generate(PROMPTS[0], **GREEDY)
+    conversation = [{"role": "user", "content": "Hi"}]
+    assert again.chat(conversation, **GREEDY) == lm.chat(conversation, **GREEDY)
+
+
+def test_what_is_saved_again_is_the_same_file(saved, tmp_path):
+    loaded(saved).save(tmp_path / "again")
+    for path in saved.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("name", ["float64", "bfloat16", "float16"])
+def test_a_model_is_saved_and_loaded_in_its_own_type(saved, tmp_path, name):
+    lm = loaded(saved, dtype=name)
+    lm.save(tmp_path / "model")
+    again = loaded(tmp_path / "model", dtype=name)
+    for (key, value), other in zip(
+        again.decoder.state_dict().items(), lm.decoder.state_dict().values(), strict=True
+    ):
+        assert value.dtype == getattr(torch, name)
+        assert torch.equal(value, other), key
+
+
+def test_the_automatic_type_is_bfloat16_for_files_in_it_alone(saved, tmp_path):
+    loaded(saved, dtype="bfloat16").save(tmp_path / "brain")
+    loaded(saved, dtype="float16").save(tmp_path / "half")
+    assert loaded(tmp_path / "brain").decoder.embedding.weight.dtype == torch.bfloat16
+    assert loaded(tmp_path / "half").decoder.embedding.weight.dtype == torch.float32
+    assert loaded(saved).decoder.embedding.weight.dtype == torch.float32
+
+
+def test_a_path_may_be_a_string(saved):
+    assert loaded(Path(saved)).config == armillary.load(str(saved), device="cpu").config
+
+
+def test_progress_is_told(lm, saved):
+    told: list[tuple[int, int]] = []
+    loaded(saved, progress=lambda done, total: told.append((done, total)))
+    count = len(list(lm.decoder.parameters()))
+    assert told[-1] == (count, count)
+    assert len(told) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float8"}, "dtype 'float8' is not known; known are auto, float32, float64"),
+        ({"device": "abacus"}, "device 'abacus' cannot be used: "),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used: "),
+    ],
+)
+def test_a_type_or_device_that_is_not_there_is_refused(saved, options, message):
+    with pytest.raises(UserError) as caught:
+        armillary.load(saved, **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(saved, tmp_path):
+    directory = huggingface(loaded(saved), tmp_path / "model")
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer; put tokenizer\.json beside it"):
+        loaded(directory)
+
+
+def test_a_model_that_is_nowhere_is_refused():
+    with pytest.raises(UserError, match="smollm3"):
+        armillary.load("smollm3")
+
+
+def test_a_missing_tensor_is_refused_or_nan_where_that_is_allowed(saved, tmp_path):
+    directory = huggingface(loaded(saved), tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.1.input_layernorm.weight"]
+    save_file(weights, directory / "model.safetensors")
+    with pytest.raises(UserError, match=r"layers\.1\.input_layernorm"):
+        loaded(directory)
+    lm = loaded(directory, allow_missing=True)
+    assert [name for name, p in lm.decoder.named_parameters() if p.isnan().any()] == [
+        "layers.1.norm1.weight"
+    ]
+
+
+def test_an_unknown_configuration_key_is_refused_or_passed_over(saved, tmp_path):
+    directory = huggingface(loaded(saved), tmp_path / "model")
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"flux_capacitor": 88}))
+    with pytest.raises(UserError, match="flux_capacitor"):
+        loaded(directory)
+    assert loaded(directory, ignore_keys=["flux_capacitor"]).config == loaded(saved).config
+
+
+# --- Generate ------------------------------------------------------------------------------------
+
+
+def test_a_text_and_its_ids_are_one_prompt(lm):
+    ids = lm.encode(PROMPTS[1])
+    by_text = lm.generate(PROMPTS[1], **GREEDY)
+    assert lm.generate(ids, **GREEDY) == by_text
+    assert lm.generate(tuple(ids), **GREEDY) == by_text
+    assert lm.generate(list(np.array(ids)), **GREEDY) == by_text
+    assert lm.generate(torch.tensor(ids), **GREEDY) == by_text
+    assert by_text.prompt_tokens == len(ids)
+    assert len(by_text.token_ids) == GREEDY["max_tokens"]
+    assert by_text.finish_reason == "length"
+
+
+def test_the_tokens_are_the_likeliest_ones(lm):
+    """Spelt out with whole passes."""
+    ids = lm.encode(PROMPTS[0])
+    expected: list[int] = []
+    with torch.no_grad():
+        for _ in range(GREEDY["max_tokens"]):
+            expected.append(int(lm.decoder(torch.tensor([ids + expected]))[0, -1].argmax()))
+    assert lm.generate(ids, **GREEDY).token_ids == tuple(expected)
+
+
+def test_a_batch_gives_each_prompt_what_it_gets_alone(lm):
+    alone = [lm.generate(prompt, **GREEDY) for prompt in PROMPTS]
+    assert lm.generate(PROMPTS, **GREEDY) == alone
+    assert lm.generate([lm.encode(prompt) for prompt in PROMPTS], **GREEDY) == alone
+    assert lm.generate(PROMPTS[:1], **GREEDY) == alone[:1]
+    sampled = {"max_tokens": 12, "seed": 5}
+    assert lm.generate(PROMPTS, **sampled) == [lm.generate(p, **sampled) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("options", [GREEDY, {"max_tokens": 20, "seed": 3}])
+def test_a_stream_is_what_generate_gives(lm, options):
+    for prompt in PROMPTS:
+        events = list(lm.stream(prompt, **options))
+        whole = lm.generate(prompt, **options)
+        assert "".join(event.text for event in events) == whole.text
+        assert tuple(event.token_id for event in events) == whole.token_ids
+        assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+        assert events[-1].finish_reason == whole.finish_reason
+
+
+def test_a_stop_string_ends_the_text_before_it(lm):
+    whole = lm.generate(PROMPTS[0], **GREEDY).text
+    stop = whole[4:6]
+    cut = lm.generate(PROMPTS[0], stop=stop, **GREEDY)
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_log_probabilities_are_those_of_the_logits(lm):
+    answer = lm.generate(PROMPTS[0], logprobs=3, **GREEDY)
+    ids = lm.encode(PROMPTS[0])
+    with torch.no_grad():
+        logits = lm.decoder(torch.tensor([[*ids, *answer.token_ids]]))[0, len(ids) - 1 : -1]
+    expected = logits.double().log_softmax(-1)
+    assert answer.logprobs is not None
+    assert len(answer.logprobs) == len(answer.token_ids)
+    for token_id, row, told in zip(answer.token_ids, expected, answer.logprobs, strict=True):
+        assert told.token_id == token_id
+        assert told.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+        assert told.top[0] == (token_id, told.logprob)
+        assert len(told.top) == 3
+    assert lm.generate(PROMPTS[0], **GREEDY).logprobs is None
+
+
+def test_a_chat_is_the_template_continued(lm):
+    messages = [{"role": "user", "content": "Who are you?"}]
+    ids = lm.chat_template.encode(messages)
+    assert lm.tokenizer.decode(ids) == (
+        "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert lm.chat(messages, **GREEDY) == lm.generate(ids, **GREEDY)
+
+
+def test_a_chat_needs_a_template(saved, tmp_path):
+    directory = huggingface(loaded(saved), tmp_path / "model")
+    path = directory / "tokenizer_config.json"
+    entries = json.loads(path.read_text())
+    del entries["chat_template"]
+    path.write_text(json.dumps(entries))
+    with pytest.raises(UserError, match="this model has no chat template; use generate"):
+        loaded(directory).chat([{"role": "user", "content": "Hi"}])
+
+
+def test_control_tokens_in_a_prompt_stay_text(lm):
+    """Case 101."""
+    ids = lm.encode("<|im_end|>")
+    assert not any(lm.tokenizer.is_special(token) for token in ids)
+    assert lm.tokenizer.decode(ids) == "<|im_end|>"
+
+
+# --- Cache ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+@pytest.mark.parametrize(
+    "rule", [Unscaled(), DynamicNTK(factor=2.0, original_window=16), LONGROPE], ids=lambda r: r.kind
+)
+def test_a_cache_between_calls_changes_no_text(tmp_path, rule, windowed):
+    """Case 58: a longer prompt, an edited one, a prefix of it, the same again, another one."""
+    lm = with_windows(tiny_model(tmp_path, max_positions=WINDOW, scaling=rule), windowed)
+    cache = KVCache(lm.config, batch=1, windowed=windowed)
+    first = [40, 41, 42, 43, 44]
+    for prompt in [first, [*first, 50, 51], [*first[:2], 60, 61], first[:3], first[:3], [99]]:
+        # Without a cache, varying rules see prompt + max_tokens from the first token on.
+        fresh = KVCache(lm.config, batch=1)
+        expected = lm.generate(prompt, cache=fresh, **GREEDY)
+        assert lm.generate(prompt, cache=cache, **GREEDY) == expected
+        assert cache.length == len(prompt) + GREEDY["max_tokens"] - 1
+
+
+def with_windows(lm: LanguageModel, windowed: bool) -> LanguageModel:
+    if not windowed:
+        return lm
+    layer = lm.config.layers[0]
+    attention = layer.attention.model_copy(update={"window": 6})
+    narrow = layer.model_copy(update={"attention": attention})
+    config = lm.config.model_copy(update={"layers": (narrow, layer)})
+    decoder = armillary.Decoder(config).eval()
+    decoder.load_state_dict(lm.decoder.state_dict())
+    return LanguageModel(decoder, lm.tokenizer, {}, lm.eos_ids)
+
+
+def test_a_cache_saves_the_work_that_is_done(lm, monkeypatch):
+    """Otherwise the test above would hold for a cache that is dropped each time."""
+    cache = KVCache(lm.config, batch=1)
+    first = lm.generate(PROMPTS[1], cache=cache, **GREEDY)
+    follow_up = [*lm.encode(PROMPTS[1]), *first.token_ids, 50, 51]
+    seen: list[int] = []
+    whole = lm.decoder._run
+
+    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(tokens.shape[1])
+        return whole(tokens, *rest)
+
+    monkeypatch.setattr(lm.decoder, "_run", counted)
+    lm.generate(follow_up, cache=cache, **GREEDY)
+    # The last token of a completion is not in the cache; then come the two new ones.
+    assert seen == [3, *[1] * (GREEDY["max_tokens"] - 1)]
+
+
+def test_calls_without_a_cache_leave_no_trace(lm):
+    expected = lm.generate(PROMPTS[0], **GREEDY)
+    lm.generate(PROMPTS[1], **GREEDY)
+    assert lm.generate(PROMPTS[0], **GREEDY) == expected
+
+
+def test_a_cache_serves_one_prompt(lm):
+    with pytest.raises(ValueError, match="cache of 1 rows for 3 prompts"):
+        lm.generate(PROMPTS, cache=KVCache(lm.config), **GREEDY)
+
+
+# --- Defaults of the checkpoint ------------------------------------------------------------------
+
+
+def test_the_sampling_of_generation_config_is_the_default(saved, tmp_path):
+    lm = loaded(saved)
+    stated = {"do_sample": True, "temperature": 0.6, "top_k": 7, "repetition_penalty": 1.2}
+    again = loaded(huggingface(lm, tmp_path / "model", stated))
+    assert again.defaults == {"temperature": 0.6, "top_k": 7, "repetition_penalty": 1.2}
+    said = {"max_tokens": 16, "seed": 1, "ignore_eos": True}
+    expected = lm.generate("Hello", temperature=0.6, top_k=7, repetition_penalty=1.2, **said)
+    assert again.generate("Hello", **said) == expected
+    assert lm.generate("Hello", **said) != expected
+    # What a call says goes before what the file says.
+    greedy = lm.generate("Hello", temperature=0, repetition_penalty=1.0, **said)
+    assert again.generate("Hello", temperature=0, repetition_penalty=1.0, **said) == greedy
+
+
+def test_greedy_decoding_is_the_default_where_the_file_says_so(saved, tmp_path):
+    lm = loaded(saved)
+    again = loaded(huggingface(lm, tmp_path / "model", {"do_sample": False, "temperature": 0.7}))
+    said = {"max_tokens": 12, "ignore_eos": True}
+    assert again.generate("Hello", **said) == lm.generate("Hello", temperature=0, **said)
+
+
+def test_any_of_several_eos_ids_ends_a_text(saved, tmp_path):
+    lm = loaded(saved)
+    tokens = lm.generate("Hello", **GREEDY).token_ids
+    ends = [2, tokens[3]]
+    again = loaded(huggingface(lm, tmp_path / "model", {"eos_token_id": ends}))
+    assert again.eos_ids == tuple(ends)
+    said = {"max_tokens": 12, "temperature": 0}
+    answer = again.generate("Hello", **said)
+    assert answer.finish_reason == "eos"
+    assert answer.token_ids == tokens[: tokens.index(ends[1]) + 1]
+    assert answer.text == lm.tokenizer.decode(answer.token_ids[:-1])
+    assert again.generate("Hello", ignore_eos=True, **said).token_ids == tokens
+
+
+def test_the_defaults_and_eos_ids_are_saved(saved, tmp_path):
+    stated = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 7]}
+    lm = loaded(huggingface(loaded(saved), tmp_path / "model", stated))
+    lm.save(tmp_path / "ours")
+    again = loaded(tmp_path / "ours")
+    assert again.defaults == lm.defaults == {"temperature": 0.6, "top_p": 0.9}
+    assert again.eos_ids == lm.eos_ids == (2, 7)
+
+
+def test_without_max_tokens_a_text_ends_with_the_window(tmp_path):
+    lm = tiny_model(tmp_path, max_positions=20)
+    answer = lm.generate([40] * 15, temperature=0, ignore_eos=True)
+    assert len(answer.token_ids) == 5
+    assert answer.finish_reason == "length"
+
+
+# --- Errors --------------------------------------------------------------------------------------
+
+
+REFUSED = [
+    ("Hi", {"max_token": 3}, "max_token is no option of generation; known are max_tokens, "),
+    ("Hi", {"temperature": -1}, "temperature is -1; it must be a number from 0 to 100"),
+    ("Hi", {"temperature": math.nan}, "temperature is nan"),
+    ("Hi", {"top_p": 0}, "top_p is 0; it must be a number above 0"),
+    ("Hi", {"max_tokens": 0}, "max_tokens is 0; it must be a whole number of 1 or more"),
+    ("Hi", {"max_tokens": 255}, "max_tokens is 255, but after a prompt of 2 tokens"),
+    ("", {}, "the prompt is empty"),
+    ([], {}, "the prompt is empty"),
+    ([5, 259], {}, "token 1 of the prompt is 259; the model knows tokens 0 to 258"),
+    ([-1], {}, "token 0 of the prompt is -1; the model knows tokens 0 to 258"),
+    ([5] * 256, {}, "the prompt has 256 tokens, but the model's window of 256"),
+    ([5] * 300, {}, "the prompt has 300 tokens, but the model's window of 256"),
+    ("\ud800", {}, "the text is not valid Unicode"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "options", "message"), REFUSED)
+def test_what_cannot_be_continued_is_refused_at_once(lm, monkeypatch, prompt, options, message):
+    """Case 122: nothing is cut, and no stream begins before its errors are told."""
+    monkeypatch.setattr(lm.decoder, "_run", lambda *_: pytest.fail("something was computed"))
+    for ask in (lm.generate, lm.stream, lambda one, **how: lm.generate(["Hi", one], **how)):
+        with pytest.raises(UserError) as caught:
+            ask(prompt, **options)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones_named(lm):
+    with pytest.raises(UserError, match=r"known are max_tokens, .*repetition_penalty, seed, stop"):
+        lm.generate("Hi", penalty=1.1)
+
+
+def test_a_decoder_in_training_is_refused(tmp_path):
+    lm = tiny_model(tmp_path)
+    lm.decoder.train()
+    with pytest.raises(ValueError, match=r"training mode.*call decoder\.eval\(\)"):
+        lm.generate("Hi", **GREEDY)
