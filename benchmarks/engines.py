@@ -86,14 +86,9 @@ class Transformers:
 
 class LlamaCpp:
     def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
-        import ctypes
-
-        import llama_cpp
         from llama_cpp import Llama
 
         del dtype
-        self._silence = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
         self._model = Llama(
             path,
             n_ctx=context,
