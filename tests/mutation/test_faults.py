@@ -114,8 +114,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "a partial rotation takes the head's width for its frequencies": Fault(
         rotary._frequencies,
-        "config.scaling.frequencies(config.base, config.d_rotary, length)",
-        "config.scaling.frequencies(config.base, 10, length)[: config.d_rotary // 2]",
+        "config.scaling.frequencies(base, d, length)",
+        "config.scaling.frequencies(base, 10, length)[: d // 2]",
         specification("partial rotation"),
     ),
     "keys are permuted with h / h_kv for h_kv": Fault(

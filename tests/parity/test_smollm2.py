@@ -1,5 +1,6 @@
 """SmolLM2 against transformers: logits of a long text, greedy texts, from both file formats."""
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from armillary.checkpoints import write_huggingface
 from armillary.language_model import LanguageModel
 from armillary.weights import to_write
 from support.downloads import smollm2_gguf
-from support.peer_llama import exact_angles, load_peer, whole_pass
+from support.peer_llama import load_peer, whole_pass
 from support.peer_smollm2 import peer_from_gguf
 
 pytestmark = [pytest.mark.peer, pytest.mark.download]
@@ -26,7 +27,10 @@ PROMPTS = [
     "The three laws of motion are",
     "Water boils at",
 ]
-TEXT = Path(__file__).parents[2] / "LICENSE"
+TEXTS = {
+    "LICENSE": Path(__file__).parents[2] / "LICENSE",
+    "statistics.py": Path(statistics.__file__),
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,39 +63,18 @@ def directory(lm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
-@pytest.fixture(scope="module")
-def text(lm: LanguageModel) -> torch.Tensor:
-    """1,024 tokens of English, (1, T)."""
-    ids = lm.encode(TEXT.read_text(encoding="utf-8"))[:1024]
-    assert len(ids) == 1024
-    return torch.tensor([ids])
+@pytest.mark.parametrize("name", ["LICENSE", "statistics.py"])
+def test_logits_over_a_long_text(name: str, lm: LanguageModel, peer: Any) -> None:
+    """1,024 tokens of English, and of Python; seen here: bit for bit the same.
 
-
-@pytest.fixture(scope="module")
-def logits(lm: LanguageModel, text: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return lm.decoder(text)
-
-
-def gap(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((ours - theirs).abs().max())
-
-
-def test_logits_over_a_long_text(peer, text, logits):
-    """With the peer's angles taken in float64 as ours are; the next test has them as they are."""
-    with exact_angles(peer):
-        assert gap(logits, whole_pass(peer, text)) <= TOLERANCE
-
-
-def test_logits_over_a_long_text_of_transformers_as_it_is(peer, text, logits):
-    """Its angles are float32, so its error grows with the position; ours does not.
-
-    Against a float64 pass of the same weights over this text, ours is off by 1.2e-4 at most,
-    transformers by 1.3e-4 in the first quarter and 3.1e-4 in the last.
+    Angles taken in float64 would be nearer to the specification (1.2e-4 rather than 3.1e-4), but
+    farther from every reader that computes them as they were in training: 3.2e-4.
     """
-    theirs = whole_pass(peer, text)
-    assert gap(logits[:, :256], theirs[:, :256]) <= TOLERANCE
-    assert gap(logits, theirs) <= 2.5 * TOLERANCE
+    ids = torch.tensor([lm.encode(TEXTS[name].read_text(encoding="utf-8"))[:1024]])
+    assert ids.shape == (1, 1024)
+    with torch.no_grad():
+        ours = lm.decoder(ids)
+    assert float((ours - whole_pass(peer, ids)).abs().max()) <= TOLERANCE
 
 
 def test_a_huggingface_directory_made_of_it_is_the_same_model_to_transformers(directory, peer, lm):
@@ -120,7 +103,7 @@ def test_the_directory_has_the_tokenizer_that_transformers_reads(directory, lm):
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(directory)
-    sample = TEXT.read_text(encoding="utf-8")[:2000] + "naïve 日本語 🦙 1234567"
+    sample = TEXTS["LICENSE"].read_text(encoding="utf-8")[:2000] + "naïve 日本語 🦙 1234567"
     assert theirs(sample).input_ids == lm.encode(sample)
 
 

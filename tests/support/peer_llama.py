@@ -116,19 +116,3 @@ def in_float64() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def exact_angles(peer: Any) -> Iterator[None]:
-    """Let an unscaled peer compute its angles in float64, and nothing else."""
-    rotary, config = peer.model.rotary_emb, peer.config
-    assert rotary.rope_type == "default"
-    pair = torch.arange(0, config.head_dim, 2, dtype=torch.float64)
-    theta = config.rope_parameters["rope_theta"] ** (-pair / config.head_dim)
-
-    def forward(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        angles = (position_ids.double().unsqueeze(-1) * theta).repeat(1, 1, 2)
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-
-    with mock.patch.object(rotary, "forward", forward):
-        yield

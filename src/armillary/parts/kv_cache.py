@@ -395,9 +395,10 @@ class KVCache:
                 if old is None or new is None or old == new:
                     continue
                 held = positions[:, positions.shape[1] - layer.held :]
-                # In float64, whatever the keys' own type; it is cast when it is put in their place.
-                turned = rotation(old, held, lengths=self._filled_at, dtype=torch.float64)
-                turn = rotation(new, held, lengths=self._filled_at, dtype=torch.float64)
+                # In the type that the angles had; it is cast when it is put in their place.
+                wide = torch.promote_types(layer.k.dtype, torch.float32)
+                turned = rotation(old, held, lengths=self._filled_at, dtype=wide)
+                turn = rotation(new, held, lengths=self._filled_at, dtype=wide)
                 layer.replace(rotate(rotate(layer.k, turned, inverse=True), turn))
         self.config, self._settings = config, settings
 

@@ -11,7 +11,7 @@ class SinusoidalPositions(nn.Module):
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i + 1) = cos of the same angle.
 
     Shapes: positions (T,) or (B, T) → (T, d) or (B, T, d), in `dtype`. Any position can be
-    computed; angles are float64. Source: Vaswani et al. 2017, §3.5.
+    computed; angles are float32 at least. Source: Vaswani et al. 2017, §3.5.
     """
 
     def __init__(self, d: int) -> None:
@@ -22,7 +22,7 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """positions (..., T) → (..., T, d)."""
-        wide = torch.float32 if positions.device.type == "mps" else torch.float64
+        wide = torch.promote_types(dtype, torch.float32)
         pair = torch.arange(0, self.d, 2, dtype=wide, device=positions.device)
         angles = positions.to(wide).unsqueeze(-1) * 10000.0 ** (-pair / self.d)
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)

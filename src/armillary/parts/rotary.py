@@ -1,8 +1,8 @@
 """Rotary position embedding: queries and keys turn by their position, values never.
 
-A rotation is computed from the configuration each time it is needed, in float64, and only cos and
-sin are cast to the model's type. There is no table to outgrow and no buffer that a cast, a meta
-device or a checkpoint could change.
+A rotation is computed from the configuration each time it is needed, in float32 or, for float64
+models, in float64; only cos and sin are cast to the model's type. There is no table to outgrow and
+no buffer that a cast, a meta device or a checkpoint could change.
 
 Source: Su et al. 2021, §3.2.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from armillary.config import RotaryConfig
 from armillary.rope_layout import half_split_from_interleaved, interleaved_from_half_split
-from armillary.rope_scaling import RopeScaling
+from armillary.rope_scaling import RopeScaling, base_frequencies
 
 Layout = Literal["half_split", "interleaved"]
 
@@ -59,10 +59,8 @@ def rotation(
             f"{tuple(positions.shape)}"
         )
     positions = positions.view(1, -1) if positions.dim() == 1 else positions
-    # Apple's GPUs have no float64; float32 holds every position up to 2^24 exactly.
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    frequencies = _frequencies(config, positions, lengths)
-    theta = torch.as_tensor(frequencies, dtype=wide, device=positions.device)
+    wide = torch.promote_types(dtype, torch.float32)
+    theta = _frequencies(config, positions, lengths, wide).to(positions.device)
     # Elementwise, so that autocast leaves it alone: a matrix product would run in bfloat16.
     angles = positions.to(wide).unsqueeze(-1) * theta.unsqueeze(-2)
     factor = config.scaling.attention_factor()
@@ -74,9 +72,12 @@ def rotation(
 
 
 def _frequencies(
-    config: RotaryConfig, positions: Tensor, lengths: int | Sequence[int] | None
-) -> np.ndarray:
-    """θ of shape (1 or B, d_rotary / 2)."""
+    config: RotaryConfig,
+    positions: Tensor,
+    lengths: int | Sequence[int] | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """θ of shape (1 or B, d_rotary / 2), exact in float64, as checkpoints know it in float32."""
     if not varies_with_length(config.scaling):
         lengths = 1
     if lengths is None:
@@ -86,9 +87,15 @@ def _frequencies(
     rows = [lengths] if isinstance(lengths, int) else list(lengths)
     if len(rows) not in (1, positions.shape[0]) and positions.shape[0] != 1:
         raise ValueError(f"{len(rows)} lengths for {positions.shape[0]} rows of positions")
-    return np.stack(
-        [config.scaling.frequencies(config.base, config.d_rotary, length) for length in rows]
-    )
+    base, d = config.base, config.d_rotary
+    exact = np.stack([config.scaling.frequencies(base, d, length) for length in rows])
+    if dtype == torch.float64:
+        return torch.from_numpy(exact)
+    # Models are trained under θ as float32 arithmetic gives it, an error that grows with the
+    # position; what the rule makes of it is exact.
+    trained = 1.0 / base ** (torch.arange(0, d, 2, dtype=torch.float32) / d)
+    scaled = torch.from_numpy(exact / base_frequencies(base, d))
+    return (trained.double() * scaled).to(dtype)
 
 
 def rotate(
