@@ -140,11 +140,21 @@ def counted_positions(readable: Tensor, documents: Tensor | None = None) -> Tens
     """Each token's position: the count of readable tokens before it, in its own document.
 
     Shapes: readable, documents (B, T) → (B, T) int64. Padding, wherever it stands, is not
-    counted, and stands at 0 itself. A document's tokens must stand together.
+    counted, and stands at 0 itself. Documents may be interleaved.
     """
-    before = readable.long().cumsum(-1) - readable.long()
-    if documents is not None:
-        begins = torch.ones_like(readable, dtype=torch.bool)
-        begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-        before = before - torch.where(begins, before, 0).cummax(-1).values
-    return torch.where(readable.bool(), before, 0)
+    readable = readable.bool()
+    if documents is None:
+        before = readable.cumsum(-1) - readable.long()
+    else:
+        order = documents.argsort(dim=-1, stable=True)
+        sorted_before = _counted_in_runs(readable.gather(-1, order), documents.gather(-1, order))
+        before = torch.empty_like(sorted_before).scatter_(-1, order, sorted_before)
+    return torch.where(readable, before, 0)
+
+
+def _counted_in_runs(readable: Tensor, documents: Tensor) -> Tensor:
+    """The count of readable tokens before each, begun anew where the document changes."""
+    before = readable.cumsum(-1) - readable.long()
+    begins = torch.ones_like(readable)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return before - torch.where(begins, before, 0).cummax(-1).values
