@@ -71,6 +71,17 @@ def test_documents_are_those_of_the_specification_and_of_each_alone() -> None:
     assert gap(ours[1:, 2:9], decoder(ids[1:, 2:9])) <= CACHE
 
 
+def test_interleaved_documents_are_those_of_the_specification() -> None:
+    """A document that goes on after another keeps counting, with padding in the middle too."""
+    documents = torch.tensor([[0, 1, 0, 1, 1, 0, 2, 0, 2, 1, 0, 0, 1], [3] * 6 + [0] * 3 + [3] * 4])
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[0, 4:6], mask[1, 7] = False, False
+    for name in ("plain", "rope dynamic"):
+        decoder = build(VARIANTS[name])
+        arguments = {"documents": documents, "mask": mask}
+        assert specification_gap(decoder, tokens(2, LENGTH), **arguments) <= SPECIFICATION
+
+
 @pytest.mark.parametrize("name", ["plain", "partial interleaved", "rope yarn", "rope longrope"])
 def test_explicit_positions_are_those_of_the_specification(name: str) -> None:
     """Any integers in any order, the same for all rows or one list per row."""
@@ -163,6 +174,13 @@ def test_prefill_in_chunks_is_the_whole_prompt() -> None:
     assert cache.length == LENGTH
 
 
+def test_prefill_takes_at_least_a_token_at_a_time() -> None:
+    decoder = build(VARIANTS["plain"])
+    for chunk in (0, -4):
+        with pytest.raises(ValueError, match=f"chunk is {chunk}"):
+            decoder.prefill(tokens(1, 3), KVCache(decoder.config), chunk=chunk)
+
+
 def test_a_length_seen_before_leaves_no_trace() -> None:
     """Case 40: a short text after a long one is as if the long one had never been."""
     for name in SCALINGS:
@@ -181,6 +199,50 @@ def test_queries_in_blocks_give_what_all_at_once_gives(monkeypatch: pytest.Monke
         monkeypatch.setattr("armillary.parts.attention.QUERY_BLOCK", 4)
         assert gap(decoder(ids, mask=mask)[mask], whole[mask]) <= CACHE
         monkeypatch.undo()
+
+
+# --- Compiled ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("q/k norm", "soft cap and window", "mixed layers", "sinusoidal"),
+        *(f"rope {rule}" for rule in SCALINGS),
+    ],
+)
+def test_a_whole_pass_compiles_to_one_graph(name: str) -> None:
+    """Its frequencies are exact too: compiled NumPy code may compute in float32 on the way.
+
+    A rule that varies is told the length, which would else depend on what the mask holds.
+    """
+    decoder = build(VARIANTS[name])
+    torch.compiler.reset()
+    compiled = torch.compile(decoder, backend="eager", fullgraph=True)
+    ids, mask = tokens(2, LENGTH), padded(2, 0, 4)
+    ours, plain = (run(ids, mask=mask, rotary_length=LENGTH) for run in (compiled, decoder))
+    assert gap(ours[mask], plain[mask]) <= CACHE
+
+
+@pytest.mark.parametrize("capacity", [LENGTH, None])
+def test_compiled_steps_are_not_compiled_again_for_each_token(capacity: int | None) -> None:
+    """Case 66: counters that the cache keeps would be guards of the compiled step."""
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    decoder = build(VARIANTS["plain"])
+    torch.compiler.reset()
+    compiled = torch.compile(decoder, backend=counting)
+    ids, cache = tokens(1, LENGTH), KVCache(decoder.config, 1, capacity)
+    whole = decoder(ids)
+    decoder.prefill(ids[:, :2], cache)
+    for t in range(2, LENGTH):
+        logits = compiled(ids[:, t : t + 1], cache=cache)
+        assert gap(logits, whole[:, t : t + 1]) <= CACHE
+    assert len(graphs) <= 2
 
 
 # --- Parameters -------------------------------------------------------------------------------
@@ -211,6 +273,17 @@ def test_casting_a_model_does_not_touch_the_frequencies() -> None:
     assert torch.equal(decoder.double().float()(ids), before)
     assert not list(decoder.buffers())
     assert not [name for name in decoder.state_dict() if "rot" in name or "freq" in name]
+
+
+def test_what_device_tensors_are_made_on_by_default_does_not_matter() -> None:
+    """A caller may have set a default device; meta stands for any other than the model's."""
+    decoder = build(VARIANTS["rope yarn"], dtype=torch.float32)
+    ids, mask = tokens(2, LENGTH), padded(2, 0, 4)
+    cache = KVCache(decoder.config, 2)
+    with torch.device("meta"):
+        whole = decoder(ids, mask=mask)
+        last = decoder.prefill(ids, cache, mask=mask, chunk=5)
+    assert gap(whole[:, -1:], last) <= 1e-4
 
 
 def test_a_decoder_made_on_the_meta_device_computes_the_same_once_filled() -> None:

@@ -115,7 +115,12 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(d, layer) for layer in config.layers)
         self.final_norm = build_norm(config.final_norm, d) if config.final_norm else nn.Identity()
         self.head = Head(config)
-        self._rotaries = [layer.attention.rotary for layer in config.layers]
+        # Each rotation is computed once a pass, however many layers turn by it.
+        rotaries = [layer.attention.rotary for layer in config.layers]
+        self._rotaries = [rotary for rotary in dict.fromkeys(rotaries) if rotary is not None]
+        self._rotary_of = [
+            None if rotary is None else self._rotaries.index(rotary) for rotary in rotaries
+        ]
         if self.embedding.weight.device.type != "meta":
             self.initialise()
 
@@ -234,13 +239,10 @@ class Decoder(nn.Module):
         if self.position_table is not None:
             x = x + self.position_table(positions, x.dtype)
         x = self.dropout(x)
-        turns = {
-            rotary: rotation(rotary, positions, lengths=lengths, dtype=x.dtype)
-            for rotary in set(self._rotaries)
-            if rotary is not None
-        }
-        for number, layer in enumerate(self.layers):
-            rotary = self._rotaries[number]
+        turns = [
+            rotation(rotary, positions, lengths=lengths, dtype=x.dtype) for rotary in self._rotaries
+        ]
+        for number, (layer, rotary) in enumerate(zip(self.layers, self._rotary_of, strict=True)):
             turn = None if rotary is None else turns[rotary]
             x = layer(x, visibility, turn, None if stores is None else stores[number])
         normed: Tensor = self.final_norm(x)
@@ -257,8 +259,11 @@ class Decoder(nn.Module):
         """Take a long prompt into the cache in chunks → logits of the last position, (B, 1, V).
 
         Shapes: tokens (B, T), mask (B, T). The memory of activations is that of one chunk.
+        Raises ValueError for arguments that do not fit each other.
         """
         _check_tokens(tokens)
+        if chunk < 1:
+            raise ValueError(f"chunk is {chunk}; at least one token must be taken at a time")
         for start in range(0, tokens.shape[1], chunk):
             part = slice(start, start + chunk)
             hidden = self._hidden_with_cache(
@@ -268,7 +273,7 @@ class Decoder(nn.Module):
 
     @property
     def _varies(self) -> bool:
-        return any(rotary and varies_with_length(rotary.scaling) for rotary in self._rotaries)
+        return any(varies_with_length(rotary.scaling) for rotary in self._rotaries)
 
 
 def _default_positions(tokens: Tensor, readable: Tensor | None, documents: Tensor | None) -> Tensor:

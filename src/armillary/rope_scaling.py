@@ -274,7 +274,9 @@ class YaRN(_OneRegime):
         del length
         theta = base_frequencies(base, d_rotary)
         low, high = self.ramp_bounds(base, d_rotary)
-        ramp = np.clip((np.arange(d_rotary // 2) - low) / (high - low), 0, 1)
+        # Typed, since torch.compile would divide whole numbers in float32.
+        pair = np.arange(d_rotary // 2, dtype=np.float64)
+        ramp = np.clip((pair - low) / (high - low), 0, 1)
         return np.asarray(ramp * theta / self.factor + (1 - ramp) * theta)
 
     def attention_factor(self) -> float:

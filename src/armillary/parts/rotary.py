@@ -93,7 +93,8 @@ def _frequencies(
         return torch.from_numpy(exact)
     # Models are trained under θ as float32 arithmetic gives it, an error that grows with the
     # position; what the rule makes of it is exact.
-    trained = 1.0 / base ** (torch.arange(0, d, 2, dtype=torch.float32) / d)
+    pairs = torch.arange(0, d, 2, dtype=torch.float32, device="cpu")
+    trained = 1.0 / base ** (pairs / d)
     scaled = torch.from_numpy(exact / base_frequencies(base, d))
     return (trained.double() * scaled).to(dtype)
 
