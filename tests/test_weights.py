@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -63,8 +64,8 @@ def test_every_parameter_is_assigned_exactly_once(tensors, monkeypatch):
     """Case 74: memory comes poisoned, and none of the poison is left."""
     filled: Counter[str] = Counter()
 
-    def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.full(shape, torch.nan, dtype=dtype)
+    def poisoned(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+        return torch.full(shape, torch.nan, **options)
 
     def counted(tensor: StoredTensor, *options: object) -> torch.Tensor:
         filled[tensor.name] += 1
@@ -84,6 +85,13 @@ def test_nothing_is_left_on_the_meta_device(name):
     decoder = build_filled(VARIANTS[name], stored(VARIANTS[name]))
     assert all(not value.is_meta for value in [*decoder.parameters(), *decoder.buffers()])
     assert decoder(torch.tensor([[1, 2, 3]])).isfinite().all()
+
+
+def test_what_device_tensors_are_made_on_by_default_does_not_matter():
+    """A caller may have set a default device; meta stands for any other than the model's."""
+    with torch.device("meta"):
+        decoder = build_filled(VARIANTS["plain"], stored(VARIANTS["plain"]))
+    assert not any(parameter.is_meta for parameter in decoder.parameters())
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -89,7 +89,7 @@ def read(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str = 
 
     Converting is left to NumPy: torch would wake its threads for every block.
     """
-    result = torch.empty(tensor.shape, dtype=dtype)
+    result = torch.empty(tensor.shape, dtype=dtype, device="cpu")
     target = result.reshape(-1).view(torch.uint8).numpy()
     start = 0
     for chunk in tensor.encoded(ENCODINGS[dtype]):
