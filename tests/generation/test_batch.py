@@ -303,6 +303,17 @@ def test_a_prompt_that_was_edited_is_as_if_run_afresh(name, edited, windowed):
 # --- faults ---------------------------------------------------------------------------------
 
 
+def test_a_cache_that_holds_padding_is_not_taken_for_a_prompt():
+    """A row is padded with its own first token, so tokens alone cannot tell the two apart."""
+    decoder = build(VARIANTS["plain"])
+    cache = KVCache(decoder.config)
+    padded = torch.tensor([[5, 5, 17]])
+    decoder.prefill(padded, cache, mask=torch.tensor([[False, True, True]]))
+    prompt = [5, 5, 17, 40]
+    assert_same(run(decoder, [prompt], [GREEDY], cache=cache), run(decoder, [prompt], [GREEDY]))
+
+
+
 def test_calls_that_do_not_fit_are_refused():
     decoder = build(VARIANTS["plain"])
     with pytest.raises(ValueError, match="2 prompts and 1 configs"):

@@ -105,11 +105,15 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None
 def _keep_common_prefix(cache: KVCache, tokens: Tensor) -> int:
     """Trim a cache to what it shares with the prompt, less one token, which must be computed.
 
-    Shapes: tokens (1, T). Returns how many tokens stay; none when the cache cannot be trimmed.
+    Shapes: tokens (1, T). Returns how many tokens stay; none when the cache cannot be trimmed, or
+    holds padding, which is no part of a prompt.
     """
     if cache.length == 0:
         return 0
-    held = cache.tokens.cpu()
+    if not bool(cache.readable.all()):
+        cache.clear()
+        return 0
+    held = cache.tokens.to(tokens.device)
     width = min(cache.length, tokens.shape[1] - 1)
     differs = (held[0, :width] != tokens[0, :width]).nonzero()
     common = int(differs[0]) if len(differs) else width
