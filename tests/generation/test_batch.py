@@ -313,7 +313,6 @@ def test_a_cache_that_holds_padding_is_not_taken_for_a_prompt():
     assert_same(run(decoder, [prompt], [GREEDY], cache=cache), run(decoder, [prompt], [GREEDY]))
 
 
-
 def test_calls_that_do_not_fit_are_refused():
     decoder = build(VARIANTS["plain"])
     with pytest.raises(ValueError, match="2 prompts and 1 configs"):
