@@ -202,6 +202,16 @@ def test_scaling_keys_give_their_rule(tmp_path, entries, rule):
     assert config.layers[1].attention.rotary.scaling == rule
 
 
+def test_an_original_window_that_is_not_said_is_the_formats_and_is_told(tmp_path):
+    """The engine takes the model's own window then; silence would hide an extended one."""
+    checkpoint = read_gguf(write_gguf(tmp_path / "silent.gguf", **YARN))
+    assert checkpoint.config.layers[0].attention.rotary.scaling.original_window == 64
+    assert any("original_context_length is absent" in notice for notice in checkpoint.notices)
+    said = YARN | {"rope__scaling__original_context_length": 16}
+    notices = read_gguf(write_gguf(tmp_path / "said.gguf", **said)).notices
+    assert not any("original_context_length" in notice for notice in notices)
+
+
 def test_yarn_attention_factors_multiply_the_engine_s_own(tmp_path):
     """Extension.md §2: an explicit factor A is written as A / (1 + 0.1 ln s)."""
     entries = YARN | {"rope__scaling__original_context_length": 16}

@@ -195,7 +195,7 @@ def read_gguf_rotary(
         )
     rule: AnyRopeScaling
     if kind == "longrope":
-        rule = _gguf_longrope(entries, scale, max_positions, factors)
+        rule = _gguf_longrope(entries, scale, max_positions, factors, notices)
     elif factors:
         if kind != "none" or set(factors) != {"rope_freqs.weight"}:
             raise ConfigError(
@@ -204,7 +204,7 @@ def read_gguf_rotary(
             )
         rule = _rule_of_divisors(factors["rope_freqs.weight"], base, d_rotary, max_positions)
     elif kind == "yarn":
-        rule = _gguf_yarn(entries, scale, max_positions)
+        rule = _gguf_yarn(entries, scale, max_positions, notices)
     elif kind == "linear" and scale != 1.0:
         rule = PositionInterpolation(factor=scale)
     else:
@@ -214,8 +214,18 @@ def read_gguf_rotary(
     return _entries(base, d_rotary, rule)
 
 
-def _gguf_yarn(entries: StrictDict, factor: float, max_positions: int) -> YaRN:
-    window = entries.take("rope.scaling.original_context_length", int, max_positions)
+def _gguf_window(entries: StrictDict, max_positions: int, notices: list[str]) -> int:
+    """The window before extension, as the engine reads it."""
+    key = "rope.scaling.original_context_length"
+    if key not in entries:
+        notices.append(
+            f"{key} is absent; the format's default, context_length {max_positions}, is used"
+        )
+    return entries.take(key, int, max_positions)
+
+
+def _gguf_yarn(entries: StrictDict, factor: float, max_positions: int, notices: list[str]) -> YaRN:
+    window = _gguf_window(entries, max_positions, notices)
     for key, only in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         value = entries.take(f"rope.scaling.{key}", float, only)
         if value != only:
@@ -243,6 +253,7 @@ def _gguf_longrope(
     scale: float,
     max_positions: int,
     factors: Mapping[str, NDArray[np.float32]],
+    notices: list[str],
 ) -> LongRoPE:
     wanted = ("rope_factors_short.weight", "rope_factors_long.weight")
     if set(factors) != set(wanted) or scale != 1.0:
@@ -250,7 +261,7 @@ def _gguf_longrope(
             f"{entries.where}: rope.scaling.type longrope needs {' and '.join(wanted)}, nothing "
             f"else and no factor; found {', '.join(sorted(factors)) or 'none'} and factor {scale:g}"
         )
-    window = entries.take("rope.scaling.original_context_length", int, max_positions)
+    window = _gguf_window(entries, max_positions, notices)
     short, long = (tuple(shortest_float(x) for x in factors[name]) for name in wanted)
     return LongRoPE(
         short_factor=short,
