@@ -213,8 +213,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "documents do not begin at 0": Fault(
         mask.counted_positions,
-        "documents is not None",
-        "False",
+        "documents is None",
+        "True",
         specification("learned", documents=DOCUMENTS),
     ),
     "padding is read": Fault(
@@ -225,7 +225,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "padding is counted": Fault(
         mask.counted_positions,
-        "readable.long().cumsum(-1) - readable.long()",
+        "readable.cumsum(-1) - readable.long()",
         "torch.ones_like(readable, dtype=torch.long).cumsum(-1) - 1",
         specification("learned", mask=PADDING),
     ),
