@@ -176,12 +176,13 @@ def _streaming(
     lm: "LanguageModel", prompt: str, ids: list[int], options: dict[str, Any], show_prompt: bool
 ) -> None:
     """Write each piece as it comes; on a terminal the prompt stands before it, dimmed."""
+    events = lm.stream(ids, **options)  # a prompt is refused here, before anything is written
     on_terminal = sys.stdout.isatty()
     if on_terminal and show_prompt:
         sys.stdout.write(f"\x1b[2m{prompt}\x1b[0m")
     started, first, count, reason = time.perf_counter(), 0.0, 0, None
     try:
-        for event in lm.stream(ids, **options):
+        for event in events:
             first = first or time.perf_counter()
             count += 1
             reason = event.finish_reason
