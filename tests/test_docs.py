@@ -1,12 +1,14 @@
-"""Every Python example in README.md and docs/ runs, and prints what the page says it prints.
+"""Every example in README.md and docs/ runs, and prints what the page says it prints.
 
-The blocks of a page run in order, in one namespace and one empty directory. A block fenced as
-`text` right after one is what that one prints.
+The Python blocks of a page run in order, in one namespace and one empty directory. A block fenced
+as `text` right after one is what that one prints. In a block fenced as `console`, what follows an
+`armillary` command is what that one prints, on either stream.
 """
 
 import contextlib
 import io
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from armillary.checkpoints.packaged import ALIASES
+from armillary.cli import main
 from support.downloads import smollm2_gguf
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +26,8 @@ _FENCED = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
+
+_CONSOLE = re.compile(r"^```console\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
 class Example(NamedTuple):
@@ -52,6 +57,15 @@ def run(page: Path) -> None:
             assert printed.getvalue() == example.output, f"{page}, line {example.line}"
 
 
+def commands(page: str) -> list[tuple[list[str], str]]:
+    """The arguments of each `armillary` command of the page, and what it prints."""
+    shown = [
+        part for block in _CONSOLE.findall(page) for part in re.split(r"^\$ ", block, flags=re.M)
+    ]
+    pairs = [part.split("\n", 1) for part in shown if part.startswith("armillary ")]
+    return [(shlex.split(command)[1:], output) for command, output in pairs]
+
+
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty working directory, where the model of the examples is already fetched."""
@@ -75,8 +89,17 @@ def test_every_example_runs_and_prints_what_the_page_says(page, fetched):
     run(page)
 
 
+@pytest.mark.download
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_prints_what_the_page_says(page, fetched, capsys):
+    for arguments, output in commands(page.read_text(encoding="utf-8")):
+        main(arguments)
+        assert "".join(capsys.readouterr()) == output, arguments
+
+
 def test_the_pages_have_examples_with_output():
-    """Otherwise the test above would hold for pages whose blocks it does not find."""
+    """Otherwise the tests above would hold for pages whose blocks they do not find."""
+    assert len(commands((ROOT / "README.md").read_text(encoding="utf-8"))) >= 3
     library = examples((ROOT / "docs" / "library.md").read_text(encoding="utf-8"))
     assert len(library) >= 10
     assert sum(example.output is not None for example in library) >= 5
