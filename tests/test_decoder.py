@@ -135,8 +135,8 @@ def test_cached_is_the_whole_pass(
     name: str, chunking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every variant and cache kind, with a padded row; windows are made to wrap."""
-    monkeypatch.setattr("armillary.parts.kv_cache.WINDOW_SLACK", 2)
-    monkeypatch.setattr("armillary.parts.kv_cache._GROWTH", 2)
+    monkeypatch.setattr("armillary.parts.layer_store.WINDOW_SLACK", 2)
+    monkeypatch.setattr("armillary.parts.layer_store._GROWTH", 2)
     decoder = build(VARIANTS[name])
     ids, mask = tokens(2, LENGTH), padded(2, 0, 2)
     for kind, cache in caches(decoder.config, 2).items():

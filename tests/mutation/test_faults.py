@@ -14,10 +14,11 @@ import torch
 from armillary import rope_scaling
 from armillary.config import AttentionConfig
 from armillary.decoder import Decoder, DecoderLayer, Head
-from armillary.parts import attention, kv_cache, mask, rotary
+from armillary.parts import attention, layer_store, mask, rotary
 from armillary.parts.attention import Attention
 from armillary.parts.feedforward import GLU
-from armillary.parts.kv_cache import KVCache, LayerStore
+from armillary.parts.kv_cache import KVCache
+from armillary.parts.layer_store import LayerStore
 from armillary.parts.mask import Visibility
 from armillary.parts.norm import RMSNorm
 from support.checks import (
@@ -340,8 +341,8 @@ FAULTS: dict[str, Fault] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_comparison_fails_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sound code passes it, the faulty code computes something else altogether."""
-    monkeypatch.setattr(kv_cache, "WINDOW_SLACK", 2)
-    monkeypatch.setattr(kv_cache, "_GROWTH", 2)
+    monkeypatch.setattr(layer_store, "WINDOW_SLACK", 2)
+    monkeypatch.setattr(layer_store, "_GROWTH", 2)
     fault = FAULTS[name]
     assert fault.check.measure() <= fault.check.tolerance
     mutate(monkeypatch, fault.function, fault.old, fault.new)

@@ -14,7 +14,8 @@ from torch import Tensor
 from armillary.config import DecoderConfig, LayerConfig, NormConfig, RotaryConfig
 from armillary.decoder import Decoder
 from armillary.errors import CheckpointError
-from armillary.parts.kv_cache import CacheError, KVCache, LayerStore
+from armillary.parts.kv_cache import KVCache
+from armillary.parts.layer_store import CacheError
 from armillary.rope_scaling import Unscaled
 from support.checks import CACHE, gap
 from support.models import ORIGINAL_WINDOW, SCALINGS, VARIANTS, build, config, layer, tokens
@@ -28,8 +29,8 @@ MIXED = config(layer(attention={"window": 3}), layer())
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let windows wrap and memory grow within a few tokens."""
-    monkeypatch.setattr("armillary.parts.kv_cache.WINDOW_SLACK", 2)
-    monkeypatch.setattr("armillary.parts.kv_cache._GROWTH", 2)
+    monkeypatch.setattr("armillary.parts.layer_store.WINDOW_SLACK", 2)
+    monkeypatch.setattr("armillary.parts.layer_store._GROWTH", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -902,25 +903,7 @@ def test_a_file_whose_parts_do_not_fit_is_refused(
     assert message in refusal(path)
 
 
-# --- A layer's store alone --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("window", [1, 2, 3, 5])
-def test_a_windowed_store_gives_every_query_its_window(window: int) -> None:
-    """For every size of step, one after the other: what is given holds the last keys in order."""
-    store = LayerStore(capacity=None, window=window)
-    end = 0
-    for count in (1, 1, 2, 1, 9, 1, 1, 1, 4, 1, 30, 1, 3, 3):
-        new = torch.arange(end, end + count).double().view(1, 1, count, 1)
-        end += count
-        k, v = store.append(new, -new)
-        assert torch.equal(v, -k)
-        given = k.flatten().tolist()
-        assert given == list(range(end - len(given), end))
-        assert len(given) >= min(end, count + window - 1)
-        assert store.held <= window + 2
-        assert store.can_trim(0)
-    assert store.total == end
+# --- Layers of different sorts -----------------------------------------------------------------
 
 
 def test_layers_of_any_sort_have_their_own_store() -> None:

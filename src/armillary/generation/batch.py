@@ -13,7 +13,8 @@ from torch import Tensor
 from armillary.decoder import Decoder
 from armillary.generation.decode import Request, TokenEvent, check_prompt
 from armillary.generation.sampling import SamplingConfig
-from armillary.parts.kv_cache import CacheError, KVCache
+from armillary.parts.kv_cache import KVCache
+from armillary.parts.layer_store import CacheError
 from armillary.tokenizer import Tokenizer
 
 

@@ -7,7 +7,8 @@ the configurations that parts are built from.
 from armillary.config import AttentionConfig, FeedForwardConfig, NormConfig, RotaryConfig
 from armillary.parts.attention import Attention, KeyValueStore, attend
 from armillary.parts.feedforward import GLU, MLP, build_feedforward
-from armillary.parts.kv_cache import CacheError, KVCache, LayerStore
+from armillary.parts.kv_cache import KVCache
+from armillary.parts.layer_store import CacheError, LayerStore
 from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.norm import LayerNorm, RMSNorm, build_norm
 from armillary.parts.positions import LearnedPositions, SinusoidalPositions
