@@ -1,10 +1,13 @@
 """Every way to end gives its exit code and at most one line of error."""
 
+import importlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 import typer
@@ -77,13 +80,83 @@ def test_what_the_system_refuses_is_the_users_to_mend(run):
     )
 
 
-def test_an_interrupt_is_130_and_says_that_the_pull_can_go_on(run):
-    code, output, errors = run("pull", "x", fails=raises(KeyboardInterrupt()))
+def test_an_interrupt_is_130_and_one_line(run):
+    assert run("pull", "x", fails=raises(KeyboardInterrupt())) == (
+        130,
+        "",
+        "armillary: interrupted\n",
+    )
+
+
+@pytest.mark.parametrize("command", [["pull"], ["inspect"], ["generate", "-"]])
+def test_an_interrupted_transfer_says_that_it_can_go_on(run, monkeypatch, command):
+    def fetch(name, *, progress):
+        progress("x.gguf", 1, 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a prompt")))
+    code, output, errors = run(command[0], "x", *command[1:], fails=fetch)
     assert (code, output) == (130, "")
-    assert errors.splitlines() == [
-        "what has come so far is kept; the same command goes on from it",
-        "armillary: interrupted",
+    assert errors.splitlines()[-1] == (
+        "armillary: interrupted; what has come so far is kept; the same command goes on from it"
+    )
+
+
+def test_an_interrupt_in_the_middle_of_imports_is_130_and_one_line():
+    program = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from armillary.__main__ import run\n"
+        "sys.exit(run())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "armillary: interrupted\n")
+
+
+def test_the_script_and_the_module_start_the_same_process():
+    [script] = [
+        entry for entry in entry_points(group="console_scripts") if entry.name == "armillary"
     ]
+    assert script.load() is importlib.import_module("armillary.__main__").run
+
+
+@pytest.mark.parametrize(
+    ("closed", "command", "code", "error"),
+    [
+        ("stdout", ["--version"], 0, ""),
+        ("stdin", ["generate", "x", "-"], 2, "armillary: x: no such alias"),
+        ("stderr", ["generate", "nothing", "x"], 2, ""),
+    ],
+)
+def test_a_stream_that_is_closed_is_an_empty_one(closed, command, code, error):
+    number = {"stdin": 0, "stdout": 1, "stderr": 2}[closed]
+    done = subprocess.run(
+        [sys.executable, "-m", "armillary", *command],
+        stdin=None if closed == "stdin" else subprocess.DEVNULL,
+        stdout=None if closed == "stdout" else subprocess.PIPE,
+        stderr=None if closed == "stderr" else subprocess.PIPE,
+        preexec_fn=lambda: os.close(number),
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert not done.stdout
+    assert (done.stderr or "").startswith(error)
+    assert (done.stderr or "").count("\n") == bool(error)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_an_error_that_cannot_be_said_still_has_its_code():
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "armillary", "nothing"], stderr=full, check=False
+        )
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ code and at most one line on standard error:
     130  interrupted
 """
 
+import contextlib
 import io
 import os
 import sys
@@ -21,7 +22,7 @@ from typing import Annotated
 import typer
 
 from armillary import __version__
-from armillary.cli._options import Debug, Invocation
+from armillary.cli._options import Debug, Interrupted, Invocation, one_line
 from armillary.cli.chat import chat
 from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     `arguments` are those after the program's name; those of the process when not given.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character gets its escape, not an exception.
@@ -93,6 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _open_closed_streams() -> None:
+    """Let a stream that the caller has closed (`<&-`, `>&-`; Python has None there) be empty."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def _run(arguments: list[str], invocation: Invocation) -> int:
     try:
         code = app(arguments, prog_name="armillary", standalone_mode=False, obj=invocation)
@@ -100,6 +109,9 @@ def _run(arguments: list[str], invocation: Invocation) -> int:
         raise
     except KeyboardInterrupt:
         code = 130
+    except Interrupted as interrupted:
+        _say(f"interrupted; {interrupted}")
+        return 130
     except UserError as error:
         return _failed(str(error), 2, invocation)
     except typer.TyperException as error:
@@ -116,21 +128,20 @@ def _run(arguments: list[str], invocation: Invocation) -> int:
             invocation,
         )
     if code == 130:  # what typer makes of an interrupt
-        print("armillary: interrupted", file=sys.stderr)
+        _say("interrupted")
     return code or 0
 
 
 def _failed(message: str, code: int, invocation: Invocation) -> int:
     if invocation.debug:
         traceback.print_exc()
-    print(f"armillary: {_one_line(message)}", file=sys.stderr)
+    _say(one_line(message))
     return code
 
 
-def _one_line(message: str) -> str:
-    """Join lines, and show control characters (a file's own text may hold them) as escapes."""
-    joined = " ".join(message.split())
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+def _say(what: str) -> None:
+    with contextlib.suppress(OSError):  # nowhere to say it; the exit code tells
+        print(f"armillary: {what}", file=sys.stderr, flush=True)
 
 
 def _with_help(error: typer.TyperException) -> str:

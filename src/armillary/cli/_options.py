@@ -23,6 +23,10 @@ class Invocation:
     debug: bool = False
 
 
+class Interrupted(Exception):  # noqa: N818  # like KeyboardInterrupt, it is no error
+    """The user has interrupted, and there is more to say than that."""
+
+
 def _note_debug(context: typer.Context, wanted: bool) -> bool:
     if wanted and isinstance(context.obj, Invocation):
         context.obj.debug = True
@@ -63,6 +67,12 @@ Debug = Annotated[
         help="Show the traceback of an error.",
     ),
 ]
+
+
+def one_line(text: str) -> str:
+    """Join lines, and show control characters (a file's own text may hold them) as escapes."""
+    joined = " ".join(text.split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
 
 
 def progress_console() -> "Console":

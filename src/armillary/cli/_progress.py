@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from armillary.cli._options import bytes_text, progress_console
+from armillary.cli._options import Interrupted, bytes_text, progress_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -16,6 +16,7 @@ class TransferProgress:
     """A context in which `report(what, done, total)` shows bytes done of bytes in all.
 
     `total` is None while it is not known. It is what `locate` takes as its `progress`.
+    Raises Interrupted when it is interrupted, since what has come is kept.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,7 @@ class TransferProgress:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}
+        self._reported = False
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -55,9 +57,12 @@ class TransferProgress:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
+        if kind is KeyboardInterrupt and self._reported:
+            raise Interrupted("what has come so far is kept; the same command goes on from it")
 
     def report(self, what: str, done: int, total: int | None) -> None:
         """Show that `done` bytes of `total` of `what` are here; with neither, just say `what`."""
+        self._reported = True
         if self._bars is None or (not done and total is None):
             self._print_now_and_then(what, done, total)
             return

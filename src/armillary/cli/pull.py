@@ -1,7 +1,5 @@
 """`armillary pull`: have a model on this machine."""
 
-import sys
-
 from armillary.cli._options import Debug, Json, Model, bytes_text, print_json
 
 
@@ -20,11 +18,7 @@ def pull(model: Model, json: Json = False, debug: Debug = False) -> None:
     from armillary.files import sha256 as sha256_of
 
     with TransferProgress() as progress:
-        try:
-            path = locate(model, progress=progress.report)
-        except KeyboardInterrupt:
-            print("what has come so far is kept; the same command goes on from it", file=sys.stderr)
-            raise
+        path = locate(model, progress=progress.report)
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
     rows = [
         {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file)}
