@@ -438,6 +438,10 @@ def test_what_is_no_json_mapping_is_refused_in_one_line(text, message):
         DecoderConfig.from_json(text, "small.json")
 
 
+# Each line stands for nine of the one before: 9^9 values in the end.
+BOMB = "a: &l0 [x]\n" + "".join(f"a{i}: &l{i} [{f'*l{i - 1}, ' * 9}]\n" for i in range(1, 10))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -448,6 +452,7 @@ def test_what_is_no_json_mapping_is_refused_in_one_line(text, message):
         ("d_model: 8\nd_model: 9", "key 'd_model' is there twice"),
         ("1: 2", "a configuration is a mapping of names to values"),
         ("a: &a [*a]", "not plain names and values"),
+        (BOMB, "not YAML: it has more than 200000 values"),
         ("!!python/object/apply:os.getcwd []", "not YAML"),
         ("d_model: " + "9" * 5000, "not YAML"),
     ],
@@ -455,6 +460,29 @@ def test_what_is_no_json_mapping_is_refused_in_one_line(text, message):
 def test_what_is_no_yaml_mapping_is_refused_in_one_line(text, message):
     with pytest.raises(ConfigError, match=rf"^small\.yaml: [^\n]*{message}[^\n]*$"):
         DecoderConfig.from_yaml(text, "small.yaml")
+
+
+def test_yaml_aliases_may_name_a_layer_once():
+    """Also as often as a large model has layers, each with some thirty values."""
+    layer = entries()["layers"][0]
+    text = yaml.safe_dump({**entries(), "layers": [layer] * 1000})
+    assert text.count("*") == 999
+    assert DecoderConfig.from_yaml(text).n_layers == 1000 * layer.get("repeat", 1)
+
+
+def test_a_file_that_cannot_be_read_is_one_line_with_its_name_once(tmp_path):
+    cases = {
+        "absent.yaml": (None, "cannot be read: No such file or directory"),
+        "latin.yaml": (b"d_model: \xff", "byte 9 is no valid UTF-8"),
+        "large.yaml": (b"#" * (1 << 20) + b"\n", "has 1048577 bytes; at most 1048576 are read"),
+    }
+    for name, (content, message) in cases.items():
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            DecoderConfig.load(path)
+        assert str(caught.value) == f"{path}: {message}"
 
 
 def test_a_yaml_date_is_a_wrong_type_like_any_other():
@@ -496,6 +524,26 @@ def test_one_line_errors_turn_a_direct_construction_into_a_users_error():
     unknown = pytest.raises(UserError, match=r"^config\.json: unknown key 'n_head' .*'n_heads'")
     with unknown, one_line_errors("config.json"):
         AttentionConfig(n_heads=8, n_kv_heads=2, d_head=8, n_head=8)
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        ({"n_kv_heads": 4}, "AttentionConfig: n_heads 6 is no multiple of n_kv_heads 4"),
+        ({"d_head": 8}, "AttentionConfig: d_rotary 10 is more than a head's width d_head 8"),
+        ({"windw": 4}, "AttentionConfig: unknown key 'windw' .did you mean 'window'"),
+        ({"window": 0}, "AttentionConfig: window must be greater than or equal to 1, found 0"),
+    ],
+)
+def test_a_changed_copy_is_checked_as_a_new_one_is(update, message):
+    attention = AttentionConfig(
+        n_heads=6, n_kv_heads=2, d_head=10, rotary=RotaryConfig(d_rotary=10)
+    )
+    changed = attention.model_copy(update={"window": 4})
+    assert (changed.window, changed.rotary) == (4, attention.rotary)
+    assert attention.model_copy() == attention
+    with pytest.raises(ConfigError, match=message):
+        attention.model_copy(update=update)
 
 
 # --- Builders and budgets ------------------------------------------------------------------------

@@ -32,8 +32,23 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+_FILE_LIMIT = 1 << 20  # bytes
+_MAX_VALUES = 200_000
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with entries replaced, checked as a new one is (pydantic's own checks nothing).
+
+        Raises ConfigError for an unknown key or entries that do not fit each other.
+        """
+        if update is None:
+            return super().model_copy(deep=deep)
+        entries = {name: getattr(self, name) for name in type(self).model_fields}
+        with one_line_errors(type(self).__name__):
+            return self.model_validate({**entries, **update})
 
 
 class NormConfig(_Strict):
@@ -365,9 +380,14 @@ class DecoderConfig(_Strict):
         """A .json, .yaml or .yml file."""
         path = Path(path)
         try:
+            size = path.stat().st_size
+            if size > _FILE_LIMIT:
+                raise ConfigError(f"{path}: has {size} bytes; at most {_FILE_LIMIT} are read")
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: byte {error.start} is no valid UTF-8") from error
         if path.suffix == ".json":
             return cls.from_json(text, str(path))
         if path.suffix in {".yaml", ".yml"}:
@@ -412,7 +432,28 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Safe YAML in which 1e-5 is a number, as in JSON and YAML 1.2, and no key is there twice."""
+    """Safe YAML in which 1e-5 is a number, as in JSON and YAML 1.2, and no key is there twice.
+
+    What an alias stands for counts as often as it is used, so that a few lines cannot describe
+    more than memory holds.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._values = 0
+        self._values_in: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        before = self._values
+        self._values += 1
+        node = super().compose_node(parent, index)
+        if node in self._values_in:  # an alias of what was read before
+            self._values = before + self._values_in[node]
+        elif node is not None:
+            self._values_in[node] = self._values - before
+        if self._values > _MAX_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"it has more than {_MAX_VALUES} values")
+        return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
