@@ -499,12 +499,7 @@ def test_yaml_may_merge_and_then_override():
     assert DecoderConfig.from_yaml(merging).final_norm == NormConfig(kind="layer", eps=0.25)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"absent\.json: cannot be read"):
-        DecoderConfig.load(tmp_path / "absent.json")
-    (tmp_path / "latin.yaml").write_bytes(b"d_model: \xff")
-    with pytest.raises(ConfigError, match=r"latin\.yaml: cannot be read"):
-        DecoderConfig.load(tmp_path / "latin.yaml")
+def test_a_file_of_another_kind_is_named(tmp_path):
     (tmp_path / "small.toml").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"small\.toml: .* ends in \.json, \.yaml or \.yml"):
         DecoderConfig.load(tmp_path / "small.toml")

@@ -114,6 +114,7 @@ def test_progress_is_told(lm, saved):
     [
         ({"dtype": "float8"}, "dtype 'float8' is not known; known are auto, float32, float64"),
         ({"device": "abacus"}, "device 'abacus' cannot be used: "),
+        ({"device": "meta"}, "device 'meta' cannot be used: "),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used: "),
     ],
 )
@@ -350,6 +351,12 @@ def test_any_of_several_eos_ids_ends_a_text(saved, tmp_path):
     assert answer.token_ids == tokens[: tokens.index(ends[1]) + 1]
     assert answer.text == lm.tokenizer.decode(answer.token_ids[:-1])
     assert again.generate("Hello", ignore_eos=True, **said).token_ids == tokens
+
+
+def test_a_suggestion_out_of_range_is_refused_with_the_place_it_comes_from(saved, tmp_path):
+    directory = huggingface(loaded(saved), tmp_path / "model", {"do_sample": True, "top_p": 5.0})
+    with pytest.raises(UserError, match=rf"{directory}: suggests what cannot be: top_p is 5\.0"):
+        loaded(directory)
 
 
 def test_the_defaults_and_eos_ids_are_saved(saved, tmp_path):

@@ -207,7 +207,12 @@ def _stated(checkpoint: Checkpoint) -> tuple[dict[str, object], tuple[int, ...]]
     stated = dict(checkpoint.generation)
     eos = stated.get("eos_token_id", checkpoint.tokenizer.eos_ids)
     eos_ids = (eos,) if isinstance(eos, int) else tuple(eos)
-    return {name: value for name, value in stated.items() if name in options}, eos_ids
+    defaults = {name: value for name, value in stated.items() if name in options}
+    try:
+        SamplingConfig(**defaults)
+    except UserError as error:
+        raise UserError(f"{checkpoint.source}: suggests what cannot be: {error}") from error
+    return defaults, eos_ids
 
 
 def _dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
@@ -225,9 +230,11 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        probe = torch.zeros(1, device=name)
+        probe.item()  # some kinds of device hold shapes and no values
+        return probe.device
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(". ")[0]
         raise UserError(f"device {name!r} cannot be used: {reason}") from error
 
 

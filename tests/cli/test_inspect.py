@@ -266,6 +266,8 @@ def test_a_configuration_needs_no_torch():
         (["no-such-alias"], "no-such-alias"),
         ([ONE_LAYER, "--length", "0"], "'--length'"),
         ([ONE_LAYER, "--batch", "-1"], "'--batch'"),
+        ([ONE_LAYER, "--length", "9" * 400], "'--length'"),
+        ([ONE_LAYER, "--batch", "9" * 400], "'--batch'"),
         ([ONE_LAYER, "--dtype", "int8"], "'--dtype'"),
         ([], "MODEL"),
     ],

@@ -245,6 +245,7 @@ def test_a_seed_gives_its_own_sequence():
         ("stop", "", "non-empty"),
         ("stop", ("a", 1), "non-empty"),
         ("stop", 7, "non-empty"),
+        ("stop", "a\udcff", "must be valid Unicode"),
         ("stop", None, "non-empty"),
         ("ignore_eos", 1, "true or false"),
     ],

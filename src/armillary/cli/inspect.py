@@ -28,6 +28,9 @@ FLOPS_FORMULA = (
 )
 
 
+_MOST = 1 << 40  # sequences, or tokens of one; their products stay numbers that can be printed
+
+
 def inspect(
     model: Annotated[
         str,
@@ -40,13 +43,15 @@ def inspect(
     ],
     *,
     batch: Annotated[
-        int, typer.Option(metavar="B", min=1, help="Sequences.", rich_help_panel="Sizes")
+        int,
+        typer.Option(metavar="B", min=1, max=_MOST, help="Sequences.", rich_help_panel="Sizes"),
     ] = 1,
     length: Annotated[
         int | None,
         typer.Option(
             metavar="T",
             min=1,
+            max=_MOST,
             help="Tokens of a sequence; the model's window when left out.",
             rich_help_panel="Sizes",
             show_default=False,

@@ -236,4 +236,6 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence) or not all(isinstance(s, str) and s for s in strings):
         raise UserError(f"stop is {stop!r}; it must be one or more non-empty strings")
+    if any("\ud800" <= character <= "\udfff" for s in strings for character in s):
+        raise UserError(f"stop is {stop!r}; it must be valid Unicode, as every text is")
     return tuple(strings)
