@@ -164,6 +164,8 @@ class Decoder(nn.Module):
         cache: what came before. It sets positions and mask; no gradients are recorded.
         rotary_length: the text length that rules which vary with it shall see (one, or one per
         row); otherwise the largest position + 1.
+        Without a cache this compiles to one graph, unless numbers in a tensor decide what is
+        computed: a mask of 0/1, a learned table, a varying rule without `rotary_length`.
         Raises ValueError for arguments that do not fit each other.
         """
         _check_tokens(tokens)
