@@ -429,8 +429,8 @@ def test_several_mistakes_are_counted():
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[1]", "a configuration is a mapping of names to values"),
-        ('{"d_model": 8, "d_model": 9}', "key 'd_model' is there twice"),
-        ('{"layers": [{"repeat": 2, "repeat": 3}]}', "key 'repeat' is there twice"),
+        ('{"d_model": 8, "d_model": 9}', "key 'd_model' stands there twice"),
+        ('{"layers": [{"repeat": 2, "repeat": 3}]}', "key 'repeat' stands there twice"),
     ],
 )
 def test_what_is_no_json_mapping_is_refused_in_one_line(text, message):

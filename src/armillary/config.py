@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from armillary.errors import ConfigError
+from armillary.files import without_duplicates
 from armillary.rope_scaling import AnyRopeScaling, Unscaled
 
 Size = Annotated[int, Field(ge=1)]
@@ -355,9 +356,7 @@ class DecoderConfig(_Strict):
     def from_json(cls, text: str, where: str = "config.json") -> Self:
         """Raises ConfigError for what is not JSON or describes no decoder."""
         try:
-            entries = json.loads(text, object_pairs_hook=_without_duplicates)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
+            entries = json.loads(text, object_pairs_hook=without_duplicates)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: not JSON: {error}") from error
         return cls.from_dict(_mapping(entries, where), where)
@@ -419,15 +418,6 @@ def _equal_heads(d_model: int, n_heads: int) -> int:
 def _mapping(entries: object, where: str) -> dict[str, Any]:
     if not isinstance(entries, dict) or not all(isinstance(key, str) for key in entries):
         raise ConfigError(f"{where}: a configuration is a mapping of names to values")
-    return entries
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"key {twice!r} is there twice; keep one")
     return entries
 
 

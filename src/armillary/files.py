@@ -216,7 +216,7 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(
             text.decode("utf-8"),
-            object_pairs_hook=_without_duplicates,
+            object_pairs_hook=without_duplicates,
             parse_constant=_refuse_constant,
         )
     except json.JSONDecodeError as error:
@@ -231,7 +231,8 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The hook for JSON's objects that raises ValueError for a key given twice."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         seen: set[str] = set()
