@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from armillary.cli.chat import Conversation
+from armillary.cli.chat import HELP, Conversation
 from armillary.errors import UserError
 from armillary.language_model import LanguageModel
 from support.tiny_model import tiny_model
@@ -95,7 +95,7 @@ def test_an_answer_broken_off_is_kept_as_far_as_it_came(lm: LanguageModel) -> No
 def test_a_full_window_is_said_and_the_question_forgotten(lm: LanguageModel) -> None:
     conversation = Conversation(lm, None, OPTIONS)
     first = ask(conversation, "Hello")
-    with pytest.raises(UserError, match="the window 256"):
+    with pytest.raises(UserError, match="no room for an answer in the window of 256"):
         conversation.ask("x" * 400)
     assert ask(conversation, "why") == afresh(lm, [("Hello", first)], "why")
 
@@ -135,6 +135,60 @@ def test_bad_input_gets_one_line_and_code_2(saved: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("armillary: top_p")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_piped_lines_are_utf8_whatever_the_locale(
+    lm: LanguageModel, saved: Path, locale: str
+) -> None:
+    command = [sys.executable, "-m", "armillary", "chat", str(saved), "--temperature", "0"]
+    no_mode = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [*command, "--max-tokens", "8", "--json"],
+        input="Grüße\r\n".encode() + b"a\xff\n",
+        env=os.environ | no_mode,
+        capture_output=True,
+        check=False,
+    )
+    assert json.loads(done.stdout)["text"] == afresh(lm, [], "Grüße")
+    assert done.returncode == 2
+    assert done.stderr == (
+        b"armillary: standard input, line 2: byte 1 is no valid UTF-8; convert it first\n"
+    )
+
+
+def test_a_full_window_names_commands_only_where_they_can_be_typed(saved: Path) -> None:
+    done = run(saved, [], "x" * 400 + "\n")
+    assert done.returncode == 2
+    assert "no room for an answer" in done.stderr
+    assert "/undo" not in done.stderr
+
+
+def test_help_fits_into_a_terminal() -> None:
+    assert max(map(len, HELP.splitlines())) < 80
+
+
+def test_pasted_lines_are_one_message_and_a_plain_terminal_gets_no_escapes(
+    lm: LanguageModel, saved: Path
+) -> None:
+    for term, styled in (("xterm", True), ("dumb", False)):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.environ.pop("NO_COLOR", None)
+            os.environ["TERM"] = term
+            command = [sys.executable, "-m", "armillary", "chat", str(saved), "--max-tokens", "4"]
+            os.execvp(command[0], [*command, "--temperature", "0"])
+        shown = _until(terminal, "> ")
+        if styled:
+            os.write(terminal, b"\x1b[200~one\ntwo\x1b[201~\n")
+            answer = lm.chat([{"role": "user", "content": "one\ntwo"}], temperature=0, max_tokens=4)
+            shown += _until(terminal, "> ")
+            assert answer.text in shown.replace("\r\n", "\n")
+        os.write(terminal, b"/quit\n")
+        shown += _until(terminal, None)
+        os.waitpid(pid, 0)
+        assert ("\x1b[2m" in shown) is styled
+        assert ("\x1b[1;36m" in shown) is styled
 
 
 def test_a_terminal_shows_answers_and_takes_commands(saved: Path) -> None:

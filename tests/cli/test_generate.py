@@ -3,11 +3,15 @@
 import io
 import json
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from armillary.cli import main
+from armillary.errors import UserError
+from armillary.generation.decode import TokenEvent
 from armillary.language_model import LanguageModel, load
 from support.tiny_model import tiny_model
 
@@ -126,3 +130,27 @@ def test_a_file_that_is_no_utf8_is_named_with_the_byte(
 def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "smolm2-135m", "x"]) == 2
     assert "smollm2-135m" in capsys.readouterr().err
+
+
+def test_nothing_is_written_when_the_first_token_cannot_be_had(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stream(*_: object, **__: object) -> Iterator[TokenEvent]:
+        raise UserError("the logits are nan")
+        yield
+
+    monkeypatch.setattr(LanguageModel, "stream", stream)
+    assert main(["generate", model, "Hello"]) == 2
+    assert capsys.readouterr() == ("", "armillary: the logits are nan\n")
+
+
+def test_a_notice_shows_no_control_characters_of_a_file(
+    model: str,
+    lm: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hostile = replace(lm, notices=("shard \x1b[31m\nx is not there",))
+    monkeypatch.setattr("armillary.language_model.load", lambda *_, **__: hostile)
+    assert main(["generate", model, "Hello", "--max-tokens", "1"]) == 0
+    assert capsys.readouterr().err == "note: shard \\x1b[31m x is not there\n"

@@ -5,12 +5,15 @@ the frame.
 """
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
+
+from armillary.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,6 +76,27 @@ def one_line(text: str) -> str:
     """Join lines, and show control characters (a file's own text may hold them) as escapes."""
     joined = " ".join(text.split())
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+
+
+def utf8(raw: bytes, where: str) -> str:
+    """Decode what a user gave. Raises UserError naming the place and the byte that is none."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where}: byte {error.start} is no valid UTF-8; convert it first"
+        ) from None
+
+
+def shows_styles(stream: TextIO) -> bool:
+    """Whether what reads a stream is a terminal that can show bold and colours, and may."""
+    capable = os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}
+    return stream.isatty() and capable and not os.environ.get("NO_COLOR")
+
+
+def dim(text: str, stream: TextIO) -> str:
+    """Return a text as it is written to a stream when it matters less than the model's."""
+    return f"\x1b[2m{text}\x1b[0m" if shows_styles(stream) else text
 
 
 def progress_console() -> "Console":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armillary.cli._options import progress_console
+from armillary.cli._options import one_line, progress_console
 
 if TYPE_CHECKING:
     from armillary.language_model import LanguageModel
@@ -124,5 +124,5 @@ def load_model(
 
         lm = load(path, dtype=dtype, device=device, ignore_keys=tuple(ignore_key or ()))
     for notice in lm.notices:
-        console.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"note: {one_line(notice)}", markup=False, highlight=False, soft_wrap=True)
     return lm

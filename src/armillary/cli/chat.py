@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armillary.cli._options import Debug, IgnoreKey, Json, Model, print_json
+from armillary.cli._options import (
+    Debug,
+    IgnoreKey,
+    Json,
+    Model,
+    dim,
+    print_json,
+    shows_styles,
+    utf8,
+)
 from armillary.cli._sampling import (
     Device,
     Dtype,
@@ -28,9 +37,12 @@ if TYPE_CHECKING:
     from armillary.language_model import LanguageModel
 
 HELP = """\
-/reset   forget the conversation        /undo    take back the last question and its answer
-/retry   answer the last question anew  /system TEXT  set the system message, and start over
-/tokens  how full the window is         /quit    leave (so does Ctrl-D)
+/reset        forget the conversation
+/undo         take back the last question and its answer
+/retry        answer the last question anew
+/system TEXT  set the system message, and start over
+/tokens       how full the window is
+/quit         leave (so does Ctrl-D)
 A line that ends in \\ goes on in the next. Ctrl-C stops an answer."""
 
 
@@ -87,14 +99,19 @@ def chat(
     if interactive:
         _terminal(conversation, model)
         return
-    for line in sys.stdin:
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        line = utf8(raw, f"standard input, line {number}").rstrip("\r\n")
         if line.strip():
-            answer = conversation.ask(line.rstrip("\n"))
+            answer = conversation.ask(line)
             if json:
                 text = "".join(answer)
                 print_json({"text": text, **conversation.facts})
             else:
                 _show(answer)
+
+
+class WindowFullError(UserError):
+    """A conversation leaves no room for an answer."""
 
 
 class Conversation:
@@ -141,15 +158,15 @@ class Conversation:
     def ask(self, question: str) -> Iterator[str]:
         """Give the answer piece by piece; what was given is kept, also of one broken off.
 
-        Raises UserError, and forgets the question, when the window has no room for an answer.
+        Raises WindowFullError, and forgets the question, when the window has no room for an answer.
         """
         asked = {"role": "user", "content": question}
         ids = self._template.encode([*self._messages, asked])
         window = self._lm.config.max_positions
         if len(ids) >= window:
-            raise UserError(
-                f"the conversation has {len(ids)} tokens and the window {window}; "
-                "/undo or /reset makes room"
+            raise WindowFullError(
+                f"the conversation has {len(ids)} tokens, which leaves no room for an answer in "
+                f"the window of {window}"
             )
         room = window - len(ids)
         options = {"max_tokens": room, **self._options}
@@ -187,9 +204,12 @@ def _show(answer: Iterator[str]) -> None:
 
 def _terminal(conversation: Conversation, model: str) -> None:
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # gives input() its line editing and history
+        import readline  # gives input() its line editing and history
 
-    print(f"\x1b[2m{model}. /help shows what else can be typed; Ctrl-D leaves.\x1b[0m")
+        if "libedit" not in (readline.__doc__ or ""):
+            # Pasted lines come as one message, and can be edited before they are sent.
+            readline.parse_and_bind("set enable-bracketed-paste on")
+    _note(f"{model}. /help shows what else can be typed; Ctrl-D leaves.")
     while True:
         try:
             line = _read_message()
@@ -197,23 +217,35 @@ def _terminal(conversation: Conversation, model: str) -> None:
             print()
             return
         except KeyboardInterrupt:
-            print("\n\x1b[2m(Ctrl-D leaves)\x1b[0m")
+            print()
+            _note("(Ctrl-D leaves)")
             continue
         if line.strip() == "/quit":
             return
         if line.strip():
             try:
                 _turn(conversation, line)
+            except WindowFullError as error:
+                _note(f"{error}; /undo or /reset makes room")
             except UserError as error:
-                print(f"\x1b[2m{error}\x1b[0m")
+                _note(str(error))
+
+
+def _note(text: str) -> None:
+    print(dim(text, sys.stdout))
+
+
+def _prompt(mark: str) -> str:
+    """The mark, coloured in a way that leaves it one character wide for line editing."""
+    return f"\x01\x1b[1;36m\x02{mark} \x01\x1b[0m\x02" if shows_styles(sys.stdout) else f"{mark} "
 
 
 def _read_message() -> str:
     """Read one message; a line that ends in a backslash goes on in the next."""
-    lines = [input("\x01\x1b[1;36m\x02> \x01\x1b[0m\x02")]
+    lines = [input(_prompt(">"))]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
-        lines.append(input("\x01\x1b[1;36m\x02. \x01\x1b[0m\x02"))
+        lines.append(input(_prompt(".")))
     return "\n".join(lines)
 
 
@@ -248,4 +280,4 @@ def _answer(conversation: Conversation, question: str) -> None:
         _show(answer)
     except KeyboardInterrupt:
         answer.close()  # type: ignore[attr-defined]
-        print("\x1b[2m(stopped)\x1b[0m")
+        _note("(stopped)")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armillary.cli._options import Debug, IgnoreKey, Json, Model, print_json
+from armillary.cli._options import Debug, IgnoreKey, Json, Model, dim, print_json, utf8
 from armillary.cli._sampling import (
     Device,
     Dtype,
@@ -142,24 +142,15 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
-    texts = [_utf8(sys.stdin.buffer.read(), "standard input") if p == "-" else p for p in prompts]
+    texts = [utf8(sys.stdin.buffer.read(), "standard input") if p == "-" else p for p in prompts]
     if file is not None:
         try:
-            texts.append(_utf8(file.read_bytes(), str(file)))
+            texts.append(utf8(file.read_bytes(), str(file)))
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
     if not texts:
         raise UserError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     return texts
-
-
-def _utf8(raw: bytes, where: str) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{where}: byte {error.start} is no valid UTF-8; convert it first"
-        ) from None
 
 
 def _ids(lm: "LanguageModel", text: str, chat: bool, system: str | None) -> list[int]:
@@ -179,7 +170,7 @@ def _streaming(
     events = lm.stream(ids, **options)  # a prompt is refused here, before anything is written
     on_terminal = sys.stdout.isatty()
     if on_terminal and show_prompt:
-        sys.stdout.write(f"\x1b[2m{prompt}\x1b[0m")
+        sys.stdout.write(dim(prompt, sys.stdout))
     started, first, count, reason = time.perf_counter(), 0.0, 0, None
     try:
         for event in events:
@@ -189,13 +180,15 @@ def _streaming(
             sys.stdout.write(event.text)
             sys.stdout.flush()
     finally:
-        sys.stdout.write("\n")
+        if count or on_terminal:
+            sys.stdout.write("\n")
     if sys.stderr.isatty():
         rate = (count - 1) / (time.perf_counter() - first) if count > 1 else 0.0
-        sys.stderr.write(
-            f"\x1b[2m{len(ids)} prompt tokens, first token after {first - started:.2f} s; "
-            f"{count} tokens, {rate:.1f} tokens/s; ended by {reason}\x1b[0m\n"
+        said = (
+            f"{len(ids)} prompt tokens, first token after {first - started:.2f} s; "
+            f"{count} tokens, {rate:.1f} tokens/s; ended by {reason}"
         )
+        sys.stderr.write(dim(said, sys.stderr) + "\n")
 
 
 def _together(

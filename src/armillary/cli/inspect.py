@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from armillary.cli._options import Debug, IgnoreKey, Json, bytes_text, print_json
+from armillary.cli._options import Debug, IgnoreKey, Json, bytes_text, one_line, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -257,7 +257,7 @@ def _print(facts: Facts) -> None:
     if "source" in facts:
         console.print(f"{facts['source']} ({facts['format']})", soft_wrap=True)
         for notice in facts["notices"]:
-            console.print(f"note: {notice}")
+            console.print(f"note: {one_line(notice)}")
     for heading, table in _sections(facts, console):
         console.print(f"\n{heading}", style="bold")
         console.print(table)
