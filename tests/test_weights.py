@@ -151,7 +151,7 @@ def test_a_missing_tensor_is_named(tensors):
     del tensors["layers.1.attention.k.weight"]
     message = refusal(tensors)
     assert "1 of 21 parameters have no tensor: layers.1.attention.k.weight;" in message
-    assert "--allow-missing" in message
+    assert "allow_missing=True" in message
 
 
 def test_many_missing_tensors_are_counted_and_the_first_named(tensors):

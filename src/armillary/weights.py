@@ -64,7 +64,7 @@ def _check(
     if missing and not allow_missing:
         raise CheckpointError(
             f"{len(missing)} of {len(wanted)} parameters have no tensor: {_some(missing)}; "
-            "complete the checkpoint, or load what is there with --allow-missing"
+            "complete the checkpoint, or load what is there with allow_missing=True"
         )
     for name, tensor in tensors.items():
         if name not in wanted:

@@ -152,7 +152,7 @@ NESTED = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_the
         ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported"),
         ({"architectures": ["LlamaModel"]}, "supported: LlamaForCausalLM"),
         ({"architectures": None, "model_type": "mamba"}, "model_type 'mamba' is not supported"),
-        ({"architectures": None, "model_type": None}, "is not supported"),
+        ({"architectures": None, "model_type": None}, "names neither architectures nor model_type"),
         ({"attention_bias": True}, "missing 'model.layers.0.self_attn.q_proj.bias'"),
         ({"eos_token_id": "</s>"}, "'eos_token_id' must be int or list"),
         ({"eos_token_id": [2, "x"]}, "eos_token_id must be token ids"),
@@ -265,6 +265,13 @@ def test_a_flag_that_the_tensors_contradict_is_an_error(tmp_path, flag, change, 
         tmp_path / "m", tied(**change), tie_word_embeddings=flag
     )
     with pytest.raises(CheckpointError, match=message):
+        read_huggingface(directory)
+
+
+def test_names_with_a_prefix_are_told_as_such_and_not_as_an_untied_head(tmp_path):
+    prefixed = {f"base.{name}": array for name, array in huggingface_tensors().items()}
+    directory = write_huggingface_directory(tmp_path / "m", prefixed)
+    with pytest.raises(CheckpointError, match=r"missing 'model\.embed_tokens\.weight'"):
         read_huggingface(directory)
 
 

@@ -19,6 +19,11 @@ def test_a_directory_and_a_gguf_file_are_themselves(tmp_path, monkeypatch):
     assert locate("~/m.gguf") == tmp_path / "m.gguf"
 
 
+def test_what_a_file_holds_is_for_its_reader_to_say(tmp_path):
+    (tmp_path / "weights.pth").touch()
+    assert locate(tmp_path / "weights.pth") == tmp_path / "weights.pth"
+
+
 def test_an_alias_is_looked_for_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setitem(packaged.ALIASES, "tiny", MODEL)
     monkeypatch.setenv("ARMILLARY_CACHE", str(tmp_path))
@@ -61,7 +66,7 @@ def test_a_hub_id_goes_to_the_hub(tmp_path, monkeypatch, name):
         ("owner//name", "owner//name: no such file or directory"),
         ("owner/", "owner/: no such file or directory"),
         ("m.gguf", "m.gguf: no such file or directory"),
-        ("weights.safetensors", r"weights.safetensors: is not a \.gguf file.*name its directory"),
+        ("loop.gguf", r"loop\.gguf: is neither a directory nor a file that can be opened"),
         ("x" * 5000, "no such alias"),
         ("a\0b", "no such alias"),
     ],
@@ -71,7 +76,7 @@ def test_a_name_that_means_nothing_is_one_line_with_the_remedy(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-    (tmp_path / "weights.safetensors").touch()
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
     monkeypatch.setattr(hub, "locate_on_hub", lambda *_: pytest.fail("the Hub was asked"))
     with pytest.raises(UserError, match=message) as caught:
         locate(name)

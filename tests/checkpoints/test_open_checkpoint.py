@@ -13,6 +13,7 @@ from armillary.errors import CheckpointError
 from armillary.files import set_aside
 from support.llama_files import write_gguf, write_huggingface_directory
 from support.models import arrays, build, config
+from support.tiny_model import tiny_tokenizer
 
 
 def test_each_format_is_recognised(tmp_path):
@@ -54,6 +55,21 @@ def test_a_pickle_is_refused_and_not_run(tmp_path, name, zipped):
     assert not marker.exists()
     pickle.loads(content).close()
     assert marker.exists()  # the trap works
+
+
+def test_a_configuration_alone_is_no_checkpoint(tmp_path):
+    (tmp_path / "one.yaml").write_text("vocab_size: 16")
+    with pytest.raises(CheckpointError, match=r"one\.yaml: holds a configuration but no weights"):
+        open_checkpoint(tmp_path / "one.yaml")
+
+
+def test_tokens_that_the_model_does_not_know_are_noticed(tmp_path):
+    directory = write_huggingface_directory(tmp_path / "m", bos_token_id=None)
+    tiny_tokenizer(directory)
+    assert open_checkpoint(directory).notices == [
+        "the tokenizer has tokens up to 258, the model knows those up to 60; a prompt with another "
+        "one is refused"
+    ]
 
 
 def write_gguf_inside(path):

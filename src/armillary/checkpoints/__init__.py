@@ -33,7 +33,22 @@ def open_checkpoint(
     verify         compare checksums too, where the format has them (ours)
     Raises CheckpointError or ConfigError in one line.
     """
-    path = Path(path)
+    checkpoint = _open(Path(path), ignore_keys, allow_missing, verify)
+    _notice_unknown_tokens(checkpoint)
+    return checkpoint
+
+
+def _notice_unknown_tokens(checkpoint: Checkpoint) -> None:
+    """Files have such tokens, added and never trained; a prompt that holds one is refused."""
+    known, tokenizer = checkpoint.config.vocab_size, checkpoint.tokenizer
+    if tokenizer is not None and tokenizer.vocab_size > known:
+        checkpoint.notices.append(
+            f"the tokenizer has tokens up to {tokenizer.vocab_size - 1}, the model knows those up "
+            f"to {known - 1}; a prompt with another one is refused"
+        )
+
+
+def _open(path: Path, ignore_keys: Iterable[str], allow_missing: bool, verify: bool) -> Checkpoint:
     if path.is_dir():
         return _open_directory(path, ignore_keys, allow_missing, verify)
     if not path.exists():
@@ -49,6 +64,10 @@ def open_checkpoint(
         raise CheckpointError(
             f"{path}: looks like a pickle, and nothing is unpickled, since that can run any code; "
             "convert it to safetensors or GGUF"
+        )
+    if path.suffix in {".json", ".yaml", ".yml"}:
+        raise CheckpointError(
+            f"{path}: holds a configuration but no weights; give a checkpoint's directory"
         )
     if path.suffix == ".safetensors":
         raise CheckpointError(

@@ -80,7 +80,9 @@ def read_gguf_file(path: Path) -> GGUFFile:
 def _version(cursor: "_Cursor") -> int:
     magic = bytes(cursor.take(4))
     if magic != MAGIC:
-        raise cursor.fault(f"is no GGUF file: it begins with {magic!r}")
+        raise cursor.fault(
+            f"is no GGUF file: it begins with {magic!r}; a model is a GGUF file or a directory"
+        )
     version = cursor.uint32()
     if version in {2, 3}:
         return version
@@ -105,7 +107,8 @@ class _Cursor:
         if size > len(self._data) - self.position:
             raise self.fault(
                 f"is cut off: {size} bytes are due at byte {self.position}, "
-                f"{len(self._data) - self.position} are left"
+                f"{len(self._data) - self.position} are left; "
+                "fetch the file again"
             )
         self.position += size
         return self._data[self.position - size : self.position]
@@ -187,7 +190,7 @@ class _TensorEntry:
         if begin + size > data.size:
             raise CheckpointError(
                 f"{where}: is cut off: {math.prod(self.shape)} numbers in {encoding} at byte "
-                f"{begin}, the file has {data.size} bytes"
+                f"{begin}, the file has {data.size} bytes; fetch it again"
             )
         return StoredTensor(self.name, self.shape, encoding, data[begin : begin + size], str(path))
 

@@ -99,6 +99,10 @@ def _family(entries: StrictDict) -> Family:
         if named == [table.architecture] or (not named and model_type == table.model_type):
             return family
     supported = ", ".join(family.huggingface.architecture for family in FAMILIES)
+    if not named and model_type is None:
+        raise CheckpointError(
+            f"{entries.where}: names neither architectures nor model_type; supported: {supported}"
+        )
     found = ", ".join(named) or f"model_type {model_type!r}"
     raise CheckpointError(
         f"{entries.where}: architecture {found} is not supported; supported: {supported}"
@@ -255,7 +259,8 @@ def _assign(
                 f"set it to false if the head is its own"
             )
         del found[head]
-    if not config.tie_head and head not in found and not allow_missing:
+    # Where the embedding is missing too, the names are other ones; that is said below.
+    if not config.tie_head and head not in found and embedding in found and not allow_missing:
         raise CheckpointError(
             f"{where}: {table.keys['tie_head']} is false, but there is no {head}; "
             f"set it to true if the head is the embedding"

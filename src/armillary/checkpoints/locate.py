@@ -13,11 +13,11 @@ from armillary.errors import UserError
 
 
 def locate(name: str | Path, *, progress: Progress | None = None) -> Path:
-    """Return the directory or .gguf file that `name` means, fetching it when it is not here.
+    """Return the directory or file that `name` means, fetching it when it is not here.
 
-    `name` is, in this order: a directory or .gguf file; an alias (see `ALIASES`); a Hub repository
-    `owner/name`, with `@revision` behind it when another than its main one is meant, or
-    `owner/name/file.gguf` where a repository holds several GGUF files.
+    `name` is, in this order: a directory or file, whatever is in it; an alias (see `ALIASES`); a
+    Hub repository `owner/name`, with `@revision` behind it when another than its main one is meant,
+    or `owner/name/file.gguf` where a repository holds several GGUF files.
     `progress(what, done, total)` is called with bytes while something is fetched.
     Raises UserError when there is no such thing or it cannot be had.
     """
@@ -25,10 +25,6 @@ def locate(name: str | Path, *, progress: Progress | None = None) -> Path:
     if os.path.isdir(text):
         return Path(text)
     if os.path.isfile(text):
-        if not text.endswith(".gguf"):
-            raise UserError(
-                f"{text}: is not a .gguf file; for a safetensors checkpoint name its directory"
-            )
         return Path(text)
     if text in ALIASES:
         return locate_packaged(text, ALIASES[text], cache_directory() / "models", progress)
@@ -61,6 +57,8 @@ def _may_be_on_the_hub(name: str) -> bool:
 def _not_found(name: str) -> str:
     if not name:
         return f"no model is named; give an alias ({', '.join(ALIASES)}), a path or a Hub id"
+    if "\0" not in name and os.path.lexists(name):
+        return f"{name}: is neither a directory nor a file that can be opened"
     if "/" in name or os.sep in name or name.endswith(".gguf"):
         return f"{name}: no such file or directory"
     near = difflib.get_close_matches(name, ALIASES, n=1)

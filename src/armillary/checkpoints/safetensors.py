@@ -69,7 +69,8 @@ def _header(data: NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], int]:
         )
     if 8 + length > data.size:
         raise CheckpointError(
-            f"{path}: is cut off: the header takes {length} bytes, {data.size - 8} are there"
+            f"{path}: is cut off: the header takes {length} bytes, {data.size - 8} are there; "
+            "fetch the file again"
         )
     return parse_json(data[8 : 8 + length].tobytes(), f"{path} (header)"), 8 + length
 
@@ -90,7 +91,9 @@ def _entry(where: str, entry: object, body: int) -> tuple[str, tuple[int, ...], 
     if begin > end:
         raise CheckpointError(f"{where} begins at {begin}, after its end at {end}")
     if end > body:
-        raise CheckpointError(f"{where} ends at byte {end}, the file's data at {body}")
+        raise CheckpointError(
+            f"{where} ends at byte {end}, the file's data at {body}; fetch it again"
+        )
     if end - begin != math.prod(shape) * _ITEM_BYTES[encoding]:
         raise CheckpointError(
             f"{where} takes {end - begin} bytes, which is not what {shape} of {encoding} needs"
@@ -144,7 +147,7 @@ def read_sharded(
             if not allow_missing:
                 raise CheckpointError(
                     f"{INDEX}: shard {shard} is named but not there; fetch it beside the index, "
-                    "or load only what is there with --allow-missing (weights stay unset)"
+                    "or load what is there with allow_missing=True in Python (weights stay unset)"
                 )
             notices.append(f"shard {shard} is not there; its weights stay unset")
             continue
