@@ -129,5 +129,6 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(prompt, max_tok
     assert "\n" not in str(raised.value)
 
 
-def test_prompt_and_completion_may_fill_the_window():
-    check_prompt([1] * 60, SamplingConfig(max_tokens=4), decoder_config())
+@pytest.mark.parametrize("room", [4, 1])
+def test_prompt_and_completion_may_fill_the_window(room):
+    check_prompt([1] * (64 - room), SamplingConfig(max_tokens=room), decoder_config())
