@@ -211,6 +211,14 @@ def read_json(path: Path, limit: int = _JSON_LIMIT) -> dict[str, Any]:
     return parse_json(text, str(path))
 
 
+def read_json_if_there(path: Path, limit: int = _JSON_LIMIT) -> dict[str, Any]:
+    """Read a JSON object that may be absent, which is an empty one. Raises as `read_json`.
+
+    A link into nowhere and a directory are not absent: something was meant to be there.
+    """
+    return read_json(path, limit) if os.path.lexists(path) else {}
+
+
 def parse_json(text: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object, with the checks of `read_json`."""
     try:

@@ -17,6 +17,7 @@ from armillary.rope_scaling import NTK, DynamicNTK, Llama3, LongRoPE, Unscaled, 
 from support.llama_files import CONFIG, huggingface_tensors, write_huggingface_directory
 from support.memory import allocates_less_than
 from support.models import layer
+from support.tiny_model import tiny_tokenizer
 
 
 def test_sizes_are_read(tmp_path):
@@ -265,6 +266,19 @@ def test_a_flag_that_the_tensors_contradict_is_an_error(tmp_path, flag, change, 
         tmp_path / "m", tied(**change), tie_word_embeddings=flag
     )
     with pytest.raises(CheckpointError, match=message):
+        read_huggingface(directory)
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "tokenizer_config.json", "special_tokens_map.json"]
+)
+def test_a_file_that_only_seems_to_be_there_is_not_passed_over(tmp_path, name):
+    directory = write_huggingface_directory(tmp_path / "m")
+    tiny_tokenizer(directory)
+    (directory / name).unlink(missing_ok=True)
+    read_huggingface(directory)
+    (directory / name).symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match=rf"{name}: cannot be read: No such file"):
         read_huggingface(directory)
 
 

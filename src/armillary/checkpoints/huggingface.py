@@ -20,7 +20,7 @@ from armillary.checkpoints.safetensors import INDEX, SINGLE, read_sharded, write
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import CheckpointError, ConfigError
-from armillary.files import read_json, write_directory_atomically, write_json
+from armillary.files import read_json, read_json_if_there, write_directory_atomically, write_json
 from armillary.rope_scaling import DynamicNTK
 from armillary.strict_dict import REQUIRED, StrictDict
 
@@ -198,7 +198,7 @@ def _read_generation(directory: Path, config: StrictDict) -> dict[str, Any]:
     since they change nothing in the model.
     """
     path = directory / GENERATION
-    entries = StrictDict(read_json(path) if path.is_file() else {}, str(path))
+    entries = StrictDict(read_json_if_there(path), str(path))
     generation: dict[str, Any] = {}
     for key in ("bos_token_id", "pad_token_id"):
         own, other = entries.take_optional(key, int), config.take_optional(key, int)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from armillary.errors import CheckpointError
-from armillary.files import read_json
+from armillary.files import read_json, read_json_if_there
 from armillary.tokenizer.definition import Definition, check, is_marker, pieces
 
 _LIMIT = 256 << 20  # bytes of a tokenizer.json; the largest vocabularies in use take about 35 MB
@@ -33,10 +33,12 @@ def read(path: Path, config: Mapping[str, object] | None) -> Definition:
         raise CheckpointError(_absent(path))
     model = read_json(path, _LIMIT)
     check(model, str(path))
-    config = _read_beside(directory / "tokenizer_config.json") if config is None else dict(config)
+    config = (
+        read_json_if_there(directory / "tokenizer_config.json") if config is None else dict(config)
+    )
     where = str(directory / "tokenizer_config.json")
     _add_listed_tokens(model, config, where)
-    names = _names(_read_beside(directory / "special_tokens_map.json") | config)
+    names = _names(read_json_if_there(directory / "special_tokens_map.json") | config)
     _mark_controls(model, names)
     ids = {text: index for index, text in pieces(model).items()}
     for name, text in names.items():
@@ -62,10 +64,6 @@ def _absent(path: Path) -> str:
             "transformers (save_pretrained), which writes a tokenizer.json"
         )
     return f"{path}: is not there; fetch it beside the weights"
-
-
-def _read_beside(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _text(entry: object) -> str | None:
