@@ -110,7 +110,7 @@ def test_muon_updates_are_orthogonal_and_as_large_as_adamws():
     decoder = build(config(), dtype=torch.float32)
     settings = OptimizerConfig(kind="muon", lr=0.5, muon_lr=0.01, weight_decay=0.0, momentum=0.0)
     optimizer = build_optimizer(decoder, settings)
-    weight = decoder.layers[0].attention.k.weight
+    weight = decoder.layers[0].attention.out.weight
     head = decoder.head.weight
     before = weight.detach().clone(), head.detach().clone()
     generator = torch.Generator().manual_seed(2)
@@ -120,8 +120,8 @@ def test_muon_updates_are_orthogonal_and_as_large_as_adamws():
     rows, columns = weight.shape
     change = (before[0] - weight.detach()) / (0.01 * 0.2 * max(rows, columns) ** 0.5)
     values = torch.linalg.svdvals(change)
-    assert values.min() > 0.3
-    assert values.max() < 1.4
+    assert values.min() > 0.4
+    assert 0.9 < values.max() < 1.3
     # AdamW's first step is lr times the sign of the gradient.
     torch.testing.assert_close((before[1] - head.detach()).abs().max(), torch.tensor(0.5))
 

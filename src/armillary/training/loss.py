@@ -220,31 +220,46 @@ def _run_chunks(
     gradients: list[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
     """Add to the gradients that are wanted; return Σ cross-entropy and Σ (log-sum-exp)²."""
-    of_hidden, of_weight, of_bias = gradients
     weight = weight.to(options.dtype)
     bias = None if bias is None else bias.to(options.dtype)
     cross_entropy = torch.zeros((), dtype=_wide(options.dtype), device=hidden.device)
     squares = torch.zeros_like(cross_entropy)
-    with torch.autocast(hidden.device.type, enabled=False):
-        for start in range(0, labels.numel() if places is None else len(places), options.chunk):
-            part: slice | Tensor = slice(start, start + options.chunk)
-            if places is not None:
-                part = places[part]
-            x, label = hidden[part].to(options.dtype), labels[part].unsqueeze(-1)
-            log_p, log_sum, slopes = _log_probabilities(F.linear(x, weight, bias), label, options)
-            cross_entropy -= log_p.gather(-1, label).sum()
-            squares += log_sum.square().sum()
-            if of_hidden is None and of_weight is None and of_bias is None:
-                continue
-            of_logits = _gradient_of_logits(log_p, log_sum, slopes, label, options)
-            if of_bias is not None:
-                of_bias += of_logits.sum(0)
-            narrow = of_logits.to(options.dtype)
-            if of_hidden is not None:
-                of_hidden[part] = (narrow @ weight).to(of_hidden.dtype)
-            if of_weight is not None:
-                _add_product(of_weight, narrow.T, x)
+    for start in range(0, labels.numel() if places is None else len(places), options.chunk):
+        part: slice | Tensor = slice(start, start + options.chunk)
+        if places is not None:
+            part = places[part]
+        # A function of its own, so that nothing of one chunk is held while the next is computed.
+        of_chunk = _run_chunk(hidden, weight, bias, labels, part, options, gradients)
+        cross_entropy += of_chunk[0]
+        squares += of_chunk[1]
     return cross_entropy, squares
+
+
+def _run_chunk(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    part: slice | Tensor,
+    options: _Options,
+    gradients: list[Tensor | None],
+) -> tuple[Tensor, Tensor]:
+    """The same of the rows `part`."""
+    x, label = hidden[part].to(options.dtype), labels[part].unsqueeze(-1)
+    log_p, log_sum, slopes = _log_probabilities(F.linear(x, weight, bias), label, options)
+    sums = -log_p.gather(-1, label).sum(), log_sum.square().sum()
+    of_hidden, of_weight, of_bias = gradients
+    if of_hidden is None and of_weight is None and of_bias is None:
+        return sums
+    of_logits = _gradient_of_logits(log_p, log_sum, slopes, label, options)
+    if of_bias is not None:
+        of_bias += of_logits.sum(0)
+    narrow = of_logits.to(options.dtype)
+    if of_hidden is not None:
+        of_hidden[part] = (narrow @ weight).to(of_hidden.dtype)
+    if of_weight is not None:
+        _add_product(of_weight, narrow.T, x)
+    return sums
 
 
 def _log_probabilities(
