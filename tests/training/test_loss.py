@@ -218,6 +218,15 @@ def test_peak_memory_is_flat_in_the_number_of_chunks(options):
     assert peak(640, chunk=None, run=plain, **options) > 2 * logits
 
 
+def test_labels_may_be_integers_of_any_type():
+    hidden, labels, weight, _ = example(11, ignored=[4])
+    losses = [
+        chunked_cross_entropy(hidden, labels.to(kind), weight).total
+        for kind in (torch.int8, torch.int32, torch.int64)
+    ]
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_gradients_are_given_out_once():
     hidden, labels, weight, _ = example(5)
     loss = chunked_cross_entropy(hidden, labels, weight).total

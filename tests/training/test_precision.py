@@ -69,6 +69,25 @@ def test_small_gradients_survive_float16():
     assert weight.tolist() == [-(2.0**-26)]
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_steps_in_a_narrow_type_learn_what_float32_learns(kind):
+    lost = {}
+    for compute in ("float32", "bfloat16", "float16"):
+        decoder = build(config(layer()), std=0.1).float()
+        precision = Precision(compute)
+        optimizer = build_optimizer(decoder, OptimizerConfig(kind=kind, lr=0.01))
+        losses = []
+        for _ in range(8):
+            loss = loss_of(decoder, precision)
+            precision.backward(loss)
+            assert precision.step(optimizer, max_norm=1.0).is_finite
+            losses.append(loss.detach())
+        lost[compute] = torch.stack(losses)
+    assert lost["float32"][-1] < lost["float32"][0] - 0.5
+    for compute in ("bfloat16", "float16"):
+        torch.testing.assert_close(lost[compute], lost["float32"], rtol=0.02, atol=0)
+
+
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_step_that_is_not_finite_changes_nothing(compute, kind):

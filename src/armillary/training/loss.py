@@ -120,7 +120,7 @@ def chunked_cross_entropy(
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
-    rows = labels.reshape(-1)
+    rows = labels.reshape(-1).long()
     kept = (rows != IGNORED).nonzero().squeeze(-1)
     # Indexing copies; where every token counts, slices of what is there will do.
     places = None if kept.numel() == rows.numel() else kept
