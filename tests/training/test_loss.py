@@ -218,6 +218,12 @@ def test_peak_memory_is_flat_in_the_number_of_chunks(options):
     assert peak(640, chunk=None, run=plain, **options) > 2 * logits
 
 
+def test_logits_whose_squares_overflow_are_no_nan_without_a_z_loss():
+    hidden, weight = torch.full((1, 1), 1e20), torch.tensor([[1.0], [0.5]])
+    loss = chunked_cross_entropy(hidden, torch.tensor([1]), weight)
+    assert float(loss.total) == pytest.approx(5e19)
+
+
 def test_labels_may_be_integers_of_any_type():
     hidden, labels, weight, _ = example(11, ignored=[4])
     losses = [

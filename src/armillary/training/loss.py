@@ -191,7 +191,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx.gradients = gradients
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
         ctx.mark_non_differentiable(cross_entropy)
-        return cross_entropy + options.z_loss * squares, cross_entropy
+        # Logits may be so large that their squares are not finite, which 0 times them is not either.
+        total = (
+            cross_entropy + options.z_loss * squares if options.z_loss else cross_entropy.clone()
+        )
+        return total, cross_entropy
 
     @staticmethod
     @once_differentiable
