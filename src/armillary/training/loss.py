@@ -191,7 +191,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx.gradients = gradients
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
         ctx.mark_non_differentiable(cross_entropy)
-        # Logits may be so large that their squares are not finite, which 0 times them is not either.
+        # Squares of very large logits are infinite, and 0 times infinity is NaN.
         total = (
             cross_entropy + options.z_loss * squares if options.z_loss else cross_entropy.clone()
         )
