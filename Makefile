@@ -39,6 +39,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/loss.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,11 @@
+"""The pieces of a training loop, each of use alone in a loop of one's own.
+
+    loss.py            next-token cross-entropy that never holds all logits, and labels for it
+    optimizer.py       parameter groups, AdamW and Muon, clipping
+    schedule.py        the learning rate as a function of the step
+    precision.py       half-precision products over float32 weights, with a loss scaler for float16
+    checkpointing.py   a layer's activations computed again instead of kept
+    lora.py            low-rank adapters: train, merge, save
+
+None of them reads data, writes a log or knows a command line.
+"""
