@@ -25,10 +25,11 @@ from armillary.cli._options import Debug, Invocation
 from armillary.cli.chat import chat
 from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
+from armillary.cli.prepare import prepare
 from armillary.cli.pull import pull
 from armillary.errors import UserError
 
-COMMANDS: tuple[Callable[..., None], ...] = (pull, inspect, generate, chat)
+COMMANDS: tuple[Callable[..., None], ...] = (pull, inspect, generate, chat, prepare)
 
 app = typer.Typer(
     name="armillary",
