@@ -6,7 +6,7 @@ import pytest
 
 from armillary import cli
 from armillary.cli._preparation import line
-from armillary.data.prepare import Progress
+from armillary.data.preparation import Progress
 from support.tiny_model import tiny_tokenizer
 
 
@@ -78,7 +78,7 @@ def test_an_interrupt_says_how_to_go_on(here, capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("armillary.data.prepare.prepare", interrupt)
+    monkeypatch.setattr("armillary.data.preparation.prepare", interrupt)
     code, _, errors = run(capsys, "-t", "tok")
     assert code == 130
     assert errors.splitlines()[0] == "full shards are kept; the same command goes on from them"

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from armillary.data.prepare import Progress
+    from armillary.data.preparation import Progress
 
 
 class PreparationProgress:
-    """A context in which `report` shows what `armillary.data.prepare` reports."""
+    """A context in which `report` shows what `armillary.data.preparation` reports."""
 
     def __init__(self) -> None:
         self._console = progress_console()

@@ -119,7 +119,7 @@ def prepare(
     """
     from armillary.cli._preparation import PreparationProgress
     from armillary.cli._tokenizer import load_tokenizer
-    from armillary.data.prepare import prepare as run
+    from armillary.data.preparation import prepare as run
 
     loaded = load_tokenizer(tokenizer)
     with PreparationProgress() as progress:

@@ -6,9 +6,8 @@ room for any count, is written once more at the end.
 
 import os
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,15 +108,15 @@ def _finish(file: BinaryIO, path: Path) -> None:
     path.with_suffix(PARTIAL).replace(path)
 
 
-def map_array(path: Path, kinds: Sequence[str]) -> NDArray[np.generic]:
-    """Map a one-dimensional .npy array of one of the kinds ("u", "i") into memory, read-only.
+def map_array(path: Path, dtype: str) -> NDArray[Any]:
+    """Map a one-dimensional .npy array of that type into memory, read-only.
 
     Raises UserError when the file holds anything else.
     """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path}: cannot be read as .npy: {error}") from error
-    if array.ndim != 1 or array.dtype.kind not in kinds:
-        raise UserError(f"{path}: holds {array.dtype} {array.shape}, which is no shard of ours")
-    return cast("NDArray[np.generic]", array)
+    if array.ndim != 1 or array.dtype != np.dtype(dtype):
+        raise UserError(f"{path}: holds {array.dtype} {array.shape}, not {dtype} in one dimension")
+    return array

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from armillary.data import prepare as module
-from armillary.data import prepared
-from armillary.data.prepare import is_validation, prepare
+from armillary.data import preparation, prepared
+from armillary.data.preparation import is_validation, prepare
 from armillary.data.prepared import read_prepared, tokenizer_checksum
 from armillary.errors import CheckpointError, UserError
 from armillary.tokenizer import Tokenizer
@@ -108,7 +107,7 @@ def test_the_facts_count_what_is_there(tmp_path, texts, tokenizer):
     [(1, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")],
 )
 def test_tokens_take_the_narrowest_type(vocab_size, dtype):
-    assert module.narrowest(vocab_size) == dtype
+    assert preparation.narrowest(vocab_size) == dtype
 
 
 def test_the_output_does_not_depend_on_the_number_of_workers(tmp_path, texts, tokenizer):
@@ -153,7 +152,7 @@ class StopError(Exception):
 def interrupted(texts, tokenizer, out, after, **options):
     """Run until `after` shards are committed."""
     committed = []
-    original = module.write_json
+    original = preparation.write_json
 
     def count(path, value):
         original(path, value)
@@ -162,7 +161,7 @@ def interrupted(texts, tokenizer, out, after, **options):
             raise StopError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "write_json", count)
+        patch.setattr(preparation, "write_json", count)
         with pytest.raises(StopError):
             run(texts, tokenizer, out, **options)
 
@@ -448,7 +447,7 @@ def test_facts_that_are_not_ours_are_refused_by_their_place(tmp_path, texts, tok
     facts["settings"]["seed"] = "0"
     (out / "manifest.json").unlink()
     (out / "dataset.json").write_text(json.dumps(facts))
-    module.write_manifest(out)
+    preparation.write_manifest(out)
     with pytest.raises(UserError, match=r"dataset\.json: settings\.seed: "):
         read_prepared(out)
 
@@ -492,7 +491,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path, tokenizer, kind):
 
 PREPARE = """
 import sys
-from armillary.data.prepare import prepare
+from armillary.data.preparation import prepare
 from armillary.tokenizer import Tokenizer
 
 source, tokenizer, out = sys.argv[1:]
