@@ -27,9 +27,10 @@ from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
 from armillary.cli.prepare import prepare
 from armillary.cli.pull import pull
+from armillary.cli.tokenizer import tokenizer
 from armillary.errors import UserError
 
-COMMANDS: tuple[Callable[..., None], ...] = (pull, inspect, generate, chat, prepare)
+COMMANDS: tuple[Callable[..., None], ...] = (pull, inspect, generate, chat, tokenizer, prepare)
 
 app = typer.Typer(
     name="armillary",

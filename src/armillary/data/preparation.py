@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from armillary.data import prepared
 from armillary.data.documents import Document, Event, Skipped
-from armillary.data.prepared import Facts, Settings, Shard, SkippedFacts, Split
+from armillary.data.prepared import Facts, Settings, Shard, Split
 from armillary.data.shards import PARTIAL, ShardWriter, narrowest
 from armillary.data.sources import PART_BYTES, Format, Source, find_sources, read_source
 from armillary.data.tally import Step, Tally
@@ -416,7 +416,7 @@ class _Preparation:
         """Write what the directory says of itself, and its manifest."""
         if not self._done.splits:
             shutil.rmtree(self._steps.parent)
-            raise UserError(f"the sources hold no documents{_why(self._done.skipped)}")
+            raise UserError(self._done.why_empty())
         facts = Facts(
             settings=self._settings,
             vocab_size=self._vocab_size,
@@ -462,12 +462,3 @@ def _batches(events: Iterable[_Placed]) -> Iterator[Batch[list[_Placed]]]:
 
 def _batch(placed: list[_Placed]) -> Batch[list[_Placed]]:
     return Batch([one.event for one in placed if isinstance(one.event, Document)], placed)
-
-
-def _why(skipped: Mapping[str, SkippedFacts]) -> str:
-    reasons = [
-        f"{facts.count} × {reason}, the first at {facts.examples[0].id} "
-        f"({facts.examples[0].detail})"
-        for reason, facts in skipped.items()
-    ]
-    return f": {'; '.join(reasons)}" if reasons else ""

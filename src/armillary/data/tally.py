@@ -41,6 +41,15 @@ class Tally(BaseModel):
         for reason, facts in other.skipped.items():
             self._add_facts(reason, facts)
 
+    def why_empty(self) -> str:
+        """Return what to say when nothing was found: that, and each reason with its first place."""
+        reasons = [
+            f"{facts.count} × {reason}, the first at {facts.examples[0].id} "
+            f"({facts.examples[0].detail})"
+            for reason, facts in self.skipped.items()
+        ]
+        return "; ".join(["the sources hold no documents", *reasons])
+
     def _add_counts(self, split: str, more: tuple[int, int, int]) -> None:
         documents, tokens, size = self.splits.get(split, (0, 0, 0))
         self.splits[split] = (documents + more[0], tokens + more[1], size + more[2])
