@@ -287,6 +287,52 @@ def alive(pid: int) -> bool:
         return False
 
 
+def limited(tmp_path, limit: int) -> subprocess.CompletedProcess[str]:
+    """Run the command where no file may grow beyond `limit` bytes, as on a full disk."""
+    arguments = ["prepare", str(tmp_path / "texts"), "--tokenizer", str(tmp_path / "tokenizer")]
+    arguments += ["--out", str(tmp_path / "out"), "--workers", "1", "--shard-tokens", "3000"]
+    program = (
+        "import resource, sys; from armillary.cli import main\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        f"sys.exit(main({arguments!r}))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_full_disk_is_one_line_and_can_be_gone_on_after(tmp_path, texts, tokenizer):
+    (texts / "long.txt").write_text("a line of it\n" * 4000)
+    tokenizer.save(tmp_path / "tokenizer")
+    done = limited(tmp_path, 40_000)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"armillary: {tmp_path}/out: cannot be written: File too large; ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert limited(tmp_path, 10_000_000).returncode == 0
+    run(texts, tokenizer, tmp_path / "whole", validation=0.01)
+    different = {"dataset.json", "manifest.json"}  # which name the sources and their checksums
+    assert different | content(tmp_path / "out").keys() == content(tmp_path / "whole").keys()
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_a_worker_that_dies_is_one_line_that_says_how_to_go_on(
+    tmp_path, texts, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(preparation, "_BATCH_DOCUMENTS", 2)
+
+    def end_a_worker(_):
+        for pid in children(os.getpid()):
+            if "spawn_main" in " ".join(pytest.importorskip("psutil").Process(pid).cmdline()):
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(UserError, match="a worker process was ended, .* again to go on"):
+        run(texts, tokenizer, tmp_path / "out", workers=2, progress=end_a_worker)
+    run(texts, tokenizer, tmp_path / "out")
+    run(texts, tokenizer, tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
 # What is skipped, what is refused
 
 

@@ -61,7 +61,7 @@ def prepare(
     end_token: str | None = None,
     part_bytes: int = PART_BYTES,
     shard_tokens: int = SHARD_TOKENS,
-    workers: int | None = None,
+    workers: int | None = 1,
     strict: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Facts:
@@ -75,7 +75,8 @@ def prepare(
     part_bytes      a longer document goes to the tokenizer in parts of so many bytes, cut at line
                     ends, and stays one document
     shard_tokens    tokens after which a shard ends with the document
-    workers         processes; one for each core when left out. The output does not depend on it
+    workers         processes, or None for one on each core; the output does not depend on it. Where
+                    there are several, a script needs its `if __name__ == "__main__":`
     strict          the first thing to be skipped is an error
     progress        called now and then
 
@@ -101,7 +102,7 @@ def prepare(
         shutil.rmtree(work, ignore_errors=True)
         return done
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(work):
+    with _alone(work), _as_user_error(out):
         preparation = _Preparation(work, settings, files, tokenizer.vocab_size, strict, progress)
         preparation.begin(tokenizer)
         preparation.run(workers or _cores())
@@ -190,6 +191,17 @@ def _alone(work: Path) -> Iterator[None]:
             yield
     except filelock.Timeout as error:
         raise UserError(f"{work}: another process is preparing there; wait for it") from error
+
+
+@contextlib.contextmanager
+def _as_user_error(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{out}: cannot be written: {error.strerror or error}; full shards are kept, and the "
+            "same command goes on from them"
+        ) from error
 
 
 @dataclass(frozen=True)
