@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -110,7 +109,10 @@ def test_tokens_take_the_narrowest_type(vocab_size, dtype):
     assert preparation.narrowest(vocab_size) == dtype
 
 
-def test_the_output_does_not_depend_on_the_number_of_workers(tmp_path, texts, tokenizer):
+def test_the_output_does_not_depend_on_the_number_of_workers(
+    tmp_path, texts, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(preparation, "_BATCH_DOCUMENTS", 3)  # many more than wait at once
     run(texts, tokenizer, tmp_path / "one", workers=1)
     run(texts, tokenizer, tmp_path / "two", workers=2)
     assert content(tmp_path / "one") == content(tmp_path / "two")
@@ -181,6 +183,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, texts, tokenizer
     if after > 1:
         assert reports[0].tokens >= 3000 * after  # what was committed was not done again
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
+
+
+def test_a_run_that_is_interrupted_again_and_again_within_one_file_ends_the_same(
+    tmp_path, texts, tokenizer
+):
+    lines = [{"text": f"line {n} " * (n % 50 + 1)} for n in range(200)]
+    (texts / "long.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run(texts, tokenizer, tmp_path / "whole")
+    out = tmp_path / "out"
+    interrupted(texts, tokenizer, out, 2)
+    for _ in range(3):  # settings.json is there by now, so so many shards more
+        interrupted(texts, tokenizer, out, 1)
+    run(texts, tokenizer, out)
+    assert content(out) == content(tmp_path / "whole")
 
 
 def test_a_damaged_shard_and_what_follows_are_made_again(tmp_path, texts, tokenizer):
@@ -343,6 +359,18 @@ def test_strict_stops_at_the_first_fault_and_can_be_gone_on_with(tmp_path, texts
     run(texts, tokenizer, tmp_path / "out")
 
 
+def test_reasons_are_counted_in_full_and_shown_by_the_first_few(tmp_path, tokenizer):
+    """Over several shards, so that examples of different ones are put together."""
+    lines = ['{"text": "a few words"}', "broken"] * 9
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    facts = run(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", shard_tokens=30)
+    assert len(facts.splits["train"].shards) > 2
+    broken = facts.skipped["broken JSON"]
+    assert broken.count == 9
+    places = [int(example.id.rpartition(":")[2]) for example in broken.examples]
+    assert places == [2, 4, 6, 8, 10]
+
+
 def test_no_documents_at_all_is_an_error_that_says_why(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n' * 7)
     with pytest.raises(UserError, match=r"7 × no field 'text', the first at .*a\.jsonl:1 .* body"):
@@ -361,6 +389,8 @@ def test_a_document_with_a_fault_late_in_it_is_dropped_as_a_whole(tmp_path, toke
     found = [tokenizer.decode(ids[:-1]) for ids in documents(tmp_path / "out")]
     assert found == ["before\n", "after\n"]
     assert facts.splits["train"].bytes == 13
+    path = tmp_path / "out" / "train" / "00000.tokens.npy"
+    assert path.stat().st_size == 128 + 2 * facts.splits["train"].tokens  # nothing behind them
     assert facts.skipped["invalid UTF-8"].count == 1
 
 
@@ -499,16 +529,25 @@ def test_facts_that_are_not_ours_are_refused_by_their_place(tmp_path, texts, tok
 
 
 @pytest.mark.parametrize("metadata", [byte_level(), sentencepiece(add_bos_token=True)])
-def test_a_tokenizers_checksum_outlives_saving_and_tells_tokenizers_apart(tmp_path, metadata):
+def test_a_tokenizers_checksum_outlives_saving(tmp_path, metadata):
     first = Tokenizer.from_gguf(metadata)
     first.save(tmp_path)
     again = Tokenizer.from_file(tmp_path / "tokenizer.json")
     assert tokenizer_checksum(again) == tokenizer_checksum(first)
-    shutil.rmtree(tmp_path)
-    changed = Tokenizer.from_gguf(metadata | {"tokenizer.ggml.add_bos_token": False})
-    assert (tokenizer_checksum(changed) == tokenizer_checksum(first)) == (
-        changed.begin([]) == first.begin([])
+
+
+def test_a_tokenizers_checksum_tells_apart_what_begins_a_text_and_what_is_in_it(
+    tmp_path, tokenizer
+):
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    plain, begun = (
+        Tokenizer.from_file(path, config=names | {"add_bos_token": said}) for said in (False, True)
     )
+    others = [Tokenizer.from_gguf(byte_level()), Tokenizer.from_gguf(sentencepiece())]
+    assert len({tokenizer_checksum(one) for one in (plain, begun, *others)}) == 4
+    assert tokenizer_checksum(plain) == tokenizer_checksum(tokenizer)
 
 
 # Memory
