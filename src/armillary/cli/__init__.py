@@ -26,10 +26,12 @@ from armillary.cli._options import Debug, Interrupted, Invocation, one_line
 from armillary.cli.chat import chat
 from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
+from armillary.cli.prepare import prepare
 from armillary.cli.pull import pull
+from armillary.cli.tokenizer import tokenizer
 from armillary.errors import UserError
 
-COMMANDS: tuple[Callable[..., None], ...] = (pull, inspect, generate, chat)
+COMMANDS: tuple[Callable[..., None], ...] = (pull, inspect, generate, chat, tokenizer, prepare)
 
 app = typer.Typer(
     name="armillary",

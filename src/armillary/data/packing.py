@@ -1,0 +1,290 @@
+"""Documents → rows of T tokens → batches, in an order that is a function of seed and step.
+
+No row lets one document read another: each token carries the number of its document and its
+position in it, and a label never lies in another document than its token. Which pieces make a row
+is decided once, from the documents' lengths and the seed; the order of the rows is another
+permutation in every epoch, of which each place is computed on its own. So any step can be made
+again without the steps before it.
+"""
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from armillary.data.dataset import TokenDataset
+from armillary.data.order import permuted
+from armillary.files import MANIFEST, sha256
+
+IGNORED = -100  # what torch's cross_entropy passes over
+OPEN_ROWS = 256
+
+Mode = Literal["packed", "cropped"]
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens, each array (B, T) of int64.
+
+    tokens      ids; the end token where a row is filled up
+    labels      the next token of the same document; IGNORED (−100) after its last token and where
+                a row is filled up. It goes by the length, so that labels that are end tokens stay
+    documents   0, 1, … within a row; −1 where it is filled up
+    positions   counted from 0 in each piece of a document
+    """
+
+    tokens: Numbers
+    labels: Numbers
+    documents: Numbers
+    positions: Numbers
+
+    @property
+    def n_targets(self) -> int:
+        """Labels that count; 0 is possible, and then the mean of a loss is not defined."""
+        return int((self.labels != IGNORED).sum())
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Return micro-batches, which put together are this one.
+
+        Raises ValueError when the rows do not divide.
+        """
+        rows = len(self.tokens)
+        if rows % parts:
+            raise ValueError(f"{rows} rows do not divide into {parts} micro-batches")
+        size = rows // parts
+        return [self._rows(slice(start, start + size)) for start in range(0, rows, size)]
+
+    def _rows(self, rows: slice) -> "Batch":
+        return Batch(
+            self.tokens[rows], self.labels[rows], self.documents[rows], self.positions[rows]
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What packing made of the documents.
+
+    placed      tokens that stand in a row, each once
+    padding     places of rows that hold no token
+    dropped     tokens that stand in no row (those beyond T, when cropped)
+    cut         documents longer than T
+    targets     tokens that are predicted: all but the first of each document, when packed
+    """
+
+    rows: int
+    length: int
+    documents: int
+    placed: int
+    padding: int
+    dropped: int
+    cut: int
+    targets: int
+
+    @property
+    def waste(self) -> float:
+        """Share of the rows' places that hold no token."""
+        return self.padding / (self.rows * self.length)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which pieces make which row: row r holds pieces rows[r] … rows[r + 1] − 1.
+
+    Piece p is the tokens starts[p] … starts[p] + lengths[p] − 1 of documents[p].
+    """
+
+    documents: Numbers
+    starts: Numbers
+    lengths: Numbers
+    rows: Numbers
+
+
+def plan_packed(
+    lengths: Numbers, length: int, order: Numbers, *, open_rows: int = OPEN_ROWS
+) -> Plan:
+    """Plan rows of several documents each, in which every token stands once.
+
+    A document longer than a row is cut: its full pieces are rows of their own. Its rest, and each
+    shorter document, goes where it leaves the least room, among at most `open_rows` rows that are
+    not full (best fit; when there are more, the fullest is closed).
+    Shapes: lengths (N,) tokens of each document, order (N,) the documents as they come.
+    """
+    ordered = lengths[order]
+    full, rests = ordered // length, ordered % length
+    documents = np.repeat(order, full)
+    ends = np.cumsum(full)
+    starts = (np.arange(len(documents)) - np.repeat(ends - full, full)) * length
+    with_rest = np.flatnonzero(rests)
+    rows = _best_fit(rests[with_rest].tolist(), length, open_rows)
+    # Rests by their row, in the order in which they came to it.
+    by_row = np.argsort(rows, kind="stable")
+    pieces = with_rest[by_row]
+    counts = np.bincount(rows) if len(rows) else np.zeros(0, np.int64)
+    return Plan(
+        documents=np.concatenate([documents, order[pieces]]),
+        starts=np.concatenate([starts, full[pieces] * length]),
+        lengths=np.concatenate([np.full(len(documents), length, np.int64), rests[pieces]]),
+        rows=np.cumsum(np.concatenate([[0], np.ones(len(documents), np.int64), counts])),
+    )
+
+
+def _best_fit(sizes: list[int], length: int, open_rows: int) -> Numbers:
+    """Return the row of each size, rows numbered as they are begun."""
+    rows = np.empty(len(sizes), dtype=np.int64)
+    room: list[tuple[int, int]] = []  # of each open row, the least first
+    begun = 0
+    for number, size in enumerate(sizes):
+        place = bisect_left(room, (size, -1))
+        if place < len(room):
+            left, row = room.pop(place)
+        else:
+            left, row = length, begun
+            begun += 1
+        rows[number] = row
+        if left > size:
+            insort(room, (left - size, row))
+            if len(room) > open_rows:
+                room.pop(0)
+    return rows
+
+
+def plan_cropped(lengths: Numbers, length: int, order: Numbers) -> Plan:
+    """Plan one row for each document, which holds its first tokens; what is beyond is dropped."""
+    return Plan(
+        documents=order,
+        starts=np.zeros(len(order), np.int64),
+        lengths=np.minimum(lengths[order], length),
+        rows=np.arange(len(order) + 1),
+    )
+
+
+class PackedBatches:
+    """Batches of a dataset: `batches.batch(step)` for training, `batches.once()` for measuring.
+
+    length       T, tokens of a row
+    batch_size   rows of a step, of all ranks together; each rank gets its equal share
+    seed         decides which documents share rows, and the order of the rows
+    mode         "packed" (several documents a row) or "cropped" (one, cut at T)
+    shuffle      False leaves documents and rows in the order in which they were prepared
+    rank         which of the `ranks` shares of a step's rows this one is
+
+    The rows of a step do not depend on the number of ranks. Raises ValueError for sizes that are
+    not positive or do not divide.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenDataset,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int = 0,
+        mode: Mode = "packed",
+        shuffle: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        if length < 2 or batch_size < 1:
+            raise ValueError(f"length {length} must be at least 2, batch_size {batch_size} 1")
+        if batch_size % ranks or not 0 <= rank < ranks:
+            raise ValueError(f"batch_size {batch_size}: rank {rank} has no equal share of {ranks}")
+        if mode not in ("packed", "cropped"):
+            raise ValueError(f"mode {mode!r} is neither 'packed' nor 'cropped'")
+        self.dataset, self.length, self.batch_size = dataset, length, batch_size
+        self.seed, self.mode, self.shuffle = seed, mode, shuffle
+        self._share = batch_size // ranks
+        self._shift = rank * self._share
+        count = len(dataset)
+        order = np.arange(count)
+        if shuffle:
+            order = permuted(order, count, "documents", seed)
+        plan = plan_packed if mode == "packed" else plan_cropped
+        self._plan = plan(dataset.lengths, length, order)
+        self.n_rows = len(self._plan.rows) - 1
+        self.report = self._reported()
+
+    def _reported(self) -> Report:
+        lengths, plan = self.dataset.lengths, self._plan
+        placed = int(plan.lengths.sum())
+        ends = plan.starts + plan.lengths == lengths[plan.documents]
+        return Report(
+            rows=self.n_rows,
+            length=self.length,
+            documents=len(self.dataset),
+            placed=placed,
+            padding=self.n_rows * self.length - placed,
+            dropped=int(lengths.sum()) - placed,
+            cut=int((lengths > self.length).sum()),
+            targets=placed - int(ends.sum()),
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a checksum of what decides the rows; with the batch size, it decides each step.
+
+        To be kept with a training state, so that another order is noticed.
+        """
+        own = (self.dataset.split, self.length, self.seed, self.mode, self.shuffle)
+        said = f"{sha256(self.dataset.directory / MANIFEST)} {own}"
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    def epoch(self, step: int) -> float:
+        """How often the data has been gone through before a step; 1.5 is amid the second time."""
+        return step * self.batch_size / self.n_rows
+
+    def batch(self, step: int) -> Batch:
+        """Return this rank's share of a step, steps counted from 0 and on through the epochs.
+
+        A batch at the border of two epochs has rows of both, so no row is left out.
+        """
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        first = step * self.batch_size + self._shift
+        return self._assemble([self._row_at(place) for place in range(first, first + self._share)])
+
+    def _row_at(self, place: int) -> int:
+        epoch, within = divmod(place, self.n_rows)
+        if not self.shuffle:
+            return within
+        return int(permuted(np.array([within]), self.n_rows, "rows", self.seed, epoch)[0])
+
+    def once(self) -> Iterator[Batch]:
+        """Yield every row once, as planned, this rank's share of each batch.
+
+        All batches have the same shape: the last one is filled with rows that hold nothing.
+        """
+        for first in range(self._shift, self.n_rows + self._shift, self.batch_size):
+            rows = [row if row < self.n_rows else None for row in range(first, first + self._share)]
+            yield self._assemble(rows)
+
+    def _assemble(self, rows: "list[int] | list[int | None]") -> Batch:
+        shape = (len(rows), self.length)
+        batch = Batch(
+            tokens=np.full(shape, self.dataset.end_id, dtype=np.int64),
+            labels=np.full(shape, IGNORED, dtype=np.int64),
+            documents=np.full(shape, -1, dtype=np.int64),
+            positions=np.zeros(shape, dtype=np.int64),
+        )
+        for place, row in enumerate(rows):
+            if row is not None:
+                self._fill(batch, place, row)
+        return batch
+
+    def _fill(self, batch: Batch, place: int, row: int) -> None:
+        plan, begin = self._plan, 0
+        first = int(plan.rows[row])
+        for number in range(first, int(plan.rows[row + 1])):
+            size, start = int(plan.lengths[number]), int(plan.starts[number])
+            # One more than the piece: the label of its last token, unless the document ends there.
+            read = self.dataset.read(int(plan.documents[number]), start, start + size + 1)
+            end = begin + size
+            batch.tokens[place, begin:end] = read[:size]
+            batch.labels[place, begin : begin + len(read) - 1] = read[1:]
+            batch.documents[place, begin:end] = number - first
+            batch.positions[place, begin:end] = np.arange(size)
+            begin = end

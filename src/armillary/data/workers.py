@@ -1,0 +1,128 @@
+"""Texts → ids in several processes, in order.
+
+Each worker is a fresh process with a tokenizer of its own, whose library runs on one thread. What
+comes out does not depend on their number.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from armillary.data.documents import Document
+from armillary.data.shards import Tokens
+from armillary.errors import UserError
+from armillary.tokenizer import Tokenizer
+
+T = TypeVar("T")
+Result = Tokens | str  # ids, or why there are none
+
+
+class TextEncoder:
+    """Encodes documents: what begins a text before the first part, the end token after the last.
+
+    Text stays text: a control token that is written in a document is spelt out.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, end_id: int, dtype: np.dtype[np.unsignedinteger]
+    ) -> None:
+        self._tokenizer, self._end_id, self._dtype = tokenizer, end_id, dtype
+
+    def __call__(self, documents: list[Document]) -> list[Result]:
+        """Return the ids of each document, or one line that says why it has none."""
+        return [self._encode(document) for document in documents]
+
+    def _encode(self, document: Document) -> Result:
+        try:
+            ids = self._tokenizer.encode_parts([document.text])
+        except UserError as error:
+            return str(error)
+        if document.part == 0:
+            ids = self._tokenizer.begin(ids)
+        if document.last:
+            ids.append(self._end_id)
+        return np.array(ids, dtype=self._dtype)
+
+
+class Batch(Generic[T]):
+    """Documents that go to a worker together, with what their sender wants to know of them."""
+
+    def __init__(self, documents: list[Document], note: T) -> None:
+        self.documents, self.note = documents, note
+
+
+@contextlib.contextmanager
+def encoding(
+    tokenizer: Path, end_id: int, dtype: np.dtype[np.unsignedinteger], workers: int
+) -> Iterator[Callable[[Iterable[Batch[T]]], Iterator[tuple[Batch[T], list[Result]]]]]:
+    """Give a function from batches to batches with their ids, in order, few of them at a time.
+
+    With one worker everything happens in this process. Raises UserError where a worker dies.
+    """
+    if workers == 1:
+        encode = TextEncoder(Tokenizer.from_file(tokenizer), end_id, dtype)
+        yield lambda batches: ((batch, encode(batch.documents)) for batch in batches)
+        return
+    pool = ProcessPoolExecutor(
+        workers,
+        # A forked copy of a process that runs threads can hang.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(tokenizer, end_id, dtype.name),
+    )
+    try:
+        yield lambda batches: _in_order(pool, batches, 2 * workers + 2)
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process was ended, most often for want of memory; run the same command "
+            "again to go on, with fewer --workers"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_order(
+    pool: ProcessPoolExecutor, batches: Iterable[Batch[T]], at_once: int
+) -> Iterator[tuple[Batch[T], list[Result]]]:
+    waiting: deque[tuple[Batch[T], Future[list[Result]]]] = deque()
+    for batch in batches:
+        waiting.append((batch, pool.submit(_encode, batch.documents)))
+        if len(waiting) >= at_once:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    while waiting:
+        first, future = waiting.popleft()
+        yield first, future.result()
+
+
+_encoder: TextEncoder
+
+
+def _start(tokenizer: Path, end_id: int, dtype: str) -> None:
+    """Make this process a worker, which ends when its parent does, however that ends."""
+    global _encoder  # noqa: PLW0603 - a worker's state is the process's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _encoder = TextEncoder(Tokenizer.from_file(tokenizer), end_id, np.dtype(dtype))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _encode(documents: list[Document]) -> list[Result]:
+    return _encoder(documents)
