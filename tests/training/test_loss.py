@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from armillary.data import packing
 from armillary.training.loss import (
     IGNORED,
     chunked_cross_entropy,
@@ -374,3 +375,7 @@ def test_a_packed_row_loses_what_its_documents_lose_alone():
     changed[0, :3] = (changed[0, :3] + 1) % VOCABULARY
     second = decoder(ids, documents=documents)[:, 3:]
     assert torch.equal(decoder(changed, documents=documents)[:, 3:], second)
+
+
+def test_a_label_to_ignore_is_the_one_that_packing_writes():
+    assert IGNORED == packing.IGNORED

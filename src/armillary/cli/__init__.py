@@ -61,13 +61,14 @@ def _root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Modern decoder language models: fetch, look inside, generate, chat.
+    """Modern decoder language models: fetch, look inside, generate, chat, prepare text.
 
     Examples:
       armillary pull smollm2-135m
       armillary generate smollm2-135m "The capital of France is"
       armillary chat smollm2-135m
       armillary inspect smollm2-135m
+      armillary prepare python-stdlib --tokenizer smollm2-135m --out tokens
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.
