@@ -6,7 +6,7 @@
 The same weights for all: the Q4_1 file's, brought to float32. Engines live in processes of their
 own (benchmarks/engines.py) and take turns. The last rows set decoding beside the memory bound:
 every weight is read once for each token, so tokens/s can be at most the machine's bandwidth over
-the weights' bytes.
+the bytes of the weights and of the cache, both measured or counted in the same turns.
 """
 
 import ctypes
@@ -37,21 +37,24 @@ def main() -> None:
     contexts = [128] if arguments.quick else [128, 4096]
     repeats = 3 if arguments.quick else 7
     with tempfile.TemporaryDirectory() as scratch:
-        paths, weight_bytes, prompts = _prepare(Path(scratch), max(*lengths, *contexts))
+        paths, read_bytes, prompts = _prepare(Path(scratch), max(*lengths, *contexts))
         workers = [Worker(name, path, "float32", THREADS, CONTEXT) for name, path in paths.items()]
         try:
-            rows = _measure(workers, prompts, lengths, contexts, repeats, weight_bytes)
+            rows = _measure(workers, prompts, lengths, contexts, repeats, *read_bytes)
         finally:
             for worker in workers:
                 worker.close()
     finish(rows, arguments)
 
 
-def _prepare(scratch: Path, longest: int) -> tuple[dict[str, Path], int, list[list[int]]]:
-    """The model in each engine's format, the bytes of its weights, and three prompts."""
+def _prepare(
+    scratch: Path, longest: int
+) -> tuple[dict[str, Path], tuple[int, int], list[list[int]]]:
+    """The model for each engine, bytes of its weights and of a cached token, three prompts."""
     from armillary.checkpoints import open_checkpoint, write_huggingface
     from armillary.checkpoints.locate import locate
     from armillary.checkpoints.tensors import to_write
+    from armillary.diagnosis.size import cache_bytes_per_token
 
     gguf = locate("smollm2-135m")
     checkpoint = open_checkpoint(gguf)
@@ -91,7 +94,7 @@ def _prepare(scratch: Path, longest: int) -> tuple[dict[str, Path], int, list[li
     except ImportError:
         note("llama-cpp-python is not installed; left out (make test-llamacpp builds it)")
     weight_bytes = sum(4 * math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
-    return paths, weight_bytes, prompts
+    return paths, (weight_bytes, cache_bytes_per_token(checkpoint.config, "float32")), prompts
 
 
 def _measure(
@@ -101,6 +104,7 @@ def _measure(
     contexts: list[int],
     repeats: int,
     weight_bytes: int,
+    cache_bytes: int,
 ) -> list[Row]:
     ours, *peers = workers
     rows: list[Row] = []
@@ -123,14 +127,13 @@ def _measure(
             )
             for peer in peers
         ]
-    bandwidth = _bandwidth()
     for context in contexts:
         new = 32 if context > 1000 else 64
         note(f"decode after {context}")
         _same_text(workers, prompts[0][:context])
         runs = {w.name: partial(_decode, w, prompt, context, new) for w in workers}
-        seconds = medians(runs, repeats if context < 1000 else 3)
-        bandwidth = max(bandwidth, _bandwidth())
+        seconds = medians({**runs, "memory": _seconds_a_byte}, repeats if context < 1000 else 3)
+        bandwidth = 1 / seconds.pop("memory")
         rate = {name: new / value for name, value in seconds.items()}
         rows += [
             Row(f"decode after {context} f32", rate[ours.name], p.name, rate[p.name], "tokens/s")
@@ -141,7 +144,7 @@ def _measure(
                 f"decode after {context} f32",
                 rate[ours.name],
                 f"memory bound ({bandwidth / 1e9:.1f} GB/s)",
-                bandwidth / weight_bytes,
+                bandwidth / (weight_bytes + (context + new / 2) * cache_bytes),
                 "tokens/s",
             )
         )
@@ -176,18 +179,18 @@ def _same_text(workers: list[Worker], prompt: list[int]) -> None:
             note(f"{name} continues with {ids}, {workers[0].name} with {first}")
 
 
-def _bandwidth() -> float:
-    """Bytes read from memory per second by two threads: the best of several passes over 1 GB."""
+def _seconds_a_byte() -> float:
+    """What it takes to read a byte from memory: two threads, 1 GB, the median of three passes."""
     import torch
 
     torch.set_num_threads(THREADS)
     data = torch.ones(1 << 28)
     times = []
-    for _ in range(5):
+    for _ in range(3):
         started = time.perf_counter()
         data.sum()
         times.append(time.perf_counter() - started)
-    return data.nbytes / statistics.median(sorted(times)[:3])
+    return statistics.median(times) / data.nbytes
 
 
 if __name__ == "__main__":
