@@ -1,5 +1,6 @@
 """A prepared directory is a function of its sources and settings, however it came about."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from armillary.data import preparation, prepared
@@ -291,12 +293,10 @@ def test_a_killed_command_goes_on_to_the_same_bytes_and_leaves_no_workers(tmp_pa
 
 
 def children(pid: int) -> list[int]:
-    psutil = pytest.importorskip("psutil")
     return [process.pid for process in psutil.Process(pid).children(recursive=True)]
 
 
 def alive(pid: int) -> bool:
-    psutil = pytest.importorskip("psutil")
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -339,8 +339,10 @@ def test_a_worker_that_dies_is_one_line_that_says_how_to_go_on(
 
     def end_a_worker(_):
         for pid in children(os.getpid()):
-            if "spawn_main" in " ".join(pytest.importorskip("psutil").Process(pid).cmdline()):
-                os.kill(pid, signal.SIGKILL)
+            # One that was killed at the last report may still be waiting to be buried.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "spawn_main" in " ".join(psutil.Process(pid).cmdline()):
+                    os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(UserError, match="a worker process was ended, .* again to go on"):
         run(texts, tokenizer, tmp_path / "out", workers=2, progress=end_a_worker)
