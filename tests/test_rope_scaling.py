@@ -588,8 +588,8 @@ PEER_ENTRIES = {
 @pytest.mark.parametrize("length", [100, 512, 513, 4000])
 def test_frequencies_equal_those_of_transformers(name, entries, length):
     """24 rotary channels: not 48 / 6, nor a whole head. The peer counts in float32."""
-    utilities = pytest.importorskip("transformers.modeling_rope_utils")
     from transformers import LlamaConfig
+    from transformers import modeling_rope_utils as utilities
 
     needs_window = name in {"yarn", "llama3", "longrope"}
     entries = {"rope_type": name, "rope_theta": 50000.0} | entries
@@ -612,5 +612,6 @@ def test_frequencies_equal_those_of_transformers(name, entries, length):
 
 @pytest.mark.peer
 def test_every_type_of_transformers_is_either_known_or_refused():
-    utilities = pytest.importorskip("transformers.modeling_rope_utils")
+    from transformers import modeling_rope_utils as utilities
+
     assert set(utilities.ROPE_INIT_FUNCTIONS) == {*PEER_ENTRIES, "proportional"}

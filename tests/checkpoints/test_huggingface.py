@@ -504,8 +504,8 @@ def test_tensors_that_are_not_the_parameters_are_a_programming_error(tmp_path):
 @pytest.mark.peer
 def test_transformers_reads_what_is_written(tmp_path):
     """Every weight and the frequencies. 4 heads of 10, since transformers wants 40 to divide."""
-    transformers = pytest.importorskip("transformers")
     import torch
+    import transformers
 
     rng = np.random.default_rng(1)
     theirs = huggingface_tensors()

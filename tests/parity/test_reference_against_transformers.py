@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from armillary import reference
 from armillary.config import (
@@ -23,9 +24,14 @@ from armillary.config import (
 from armillary.rope_scaling import Llama3
 from support.random_weights import random_weights
 
+try:
+    import transformers
+except (
+    ImportError
+):  # the file is collected all the same; its tests then fail, they do not pass over
+    transformers = None
+
 pytestmark = pytest.mark.peer
-transformers = pytest.importorskip("transformers")
-import torch  # noqa: E402
 
 TOLERANCE = 2e-5
 LENGTH = 13
