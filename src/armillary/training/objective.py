@@ -1,0 +1,41 @@
+"""A decoder and its loss as one module: what is compiled, sharded and trained.
+
+One forward from tokens to a loss lets everything that hooks into modules (sharding, compilation)
+see the whole computation; hidden states and logits never leave it.
+"""
+
+from torch import Tensor, nn
+
+from armillary.decoder import Decoder
+from armillary.training.loss import CHUNK, LossSum, next_token_loss
+
+
+class Objective(nn.Module):
+    """The summed next-token loss of a decoder on packed rows.
+
+        loss = Objective(decoder)(tokens, labels, documents, positions)
+        (loss.total / count_of_the_whole_step).backward()
+
+    z_loss and chunk as in `chunked_cross_entropy`. The decoder's parameters keep their names under
+    `decoder.`.
+    """
+
+    def __init__(self, decoder: Decoder, *, z_loss: float = 0.0, chunk: int = CHUNK) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.z_loss = z_loss
+        self.chunk = chunk
+
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> LossSum:
+        """Each (B, T) int64, as `PackedBatches` gives them → sums over the labelled tokens.
+
+        Without `documents` a row is one document, and without `positions` they are counted.
+        """
+        hidden = self.decoder.hidden(tokens, documents=documents, positions=positions)
+        return next_token_loss(self.decoder, hidden, labels, z_loss=self.z_loss, chunk=self.chunk)
