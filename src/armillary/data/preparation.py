@@ -24,16 +24,24 @@ from pydantic import ValidationError
 from armillary.data import prepared
 from armillary.data.documents import Document, Event, Skipped
 from armillary.data.prepared import Facts, Settings, Shard, Split
-from armillary.data.shards import PARTIAL, ShardWriter, narrowest
+from armillary.data.shards import ShardWriter, narrowest
 from armillary.data.sources import PART_BYTES, Format, Source, find_sources, read_source
 from armillary.data.tally import Step, Tally
 from armillary.data.workers import Batch, Result, encoding
 from armillary.errors import UserError
-from armillary.files import read_json, sha256, write_json, write_manifest
+from armillary.files import (
+    PARTIAL,
+    as_user_error,
+    read_json,
+    sha256,
+    write_json,
+    write_manifest,
+)
 from armillary.tokenizer import Tokenizer
 
 SHARD_TOKENS = 1 << 26
 _BATCH_BYTES, _BATCH_DOCUMENTS = 1 << 18, 256
+_GO_ON = "full shards are kept, and the same command goes on from them"
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ def prepare(
         shutil.rmtree(work, ignore_errors=True)
         return done
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(work), _as_user_error(out):
+    with _alone(work), as_user_error(out, _GO_ON):
         preparation = _Preparation(work, settings, files, tokenizer.vocab_size, strict, progress)
         preparation.begin(tokenizer)
         preparation.run(workers or _cores())
@@ -191,17 +199,6 @@ def _alone(work: Path) -> Iterator[None]:
             yield
     except filelock.Timeout as error:
         raise UserError(f"{work}: another process is preparing there; wait for it") from error
-
-
-@contextlib.contextmanager
-def _as_user_error(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{out}: cannot be written: {error.strerror or error}; full shards are kept, and the "
-            "same command goes on from them"
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.errors import UserError
+from armillary.files import PARTIAL
 
 Tokens = NDArray[np.unsignedinteger]
-PARTIAL = ".partial"  # what a file is called while it is written, here and in files.py
 
 
 class _HeaderWriter(Protocol):
