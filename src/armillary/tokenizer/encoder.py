@@ -9,8 +9,10 @@ a control token, work as they do on the whole text.
 
 import json
 import secrets
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, cast
 
 import tokenizers
 
@@ -73,13 +75,38 @@ class Encoder:
 
     def encode(self, parts: Sequence[str | int]) -> list[int]:
         """Return the ids of the parts put together. Raises UserError for invalid Unicode."""
-        text = "".join(
-            self._stand_ins[part] if isinstance(part, int) else self._checked(part)
-            for part in parts
-        )
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids = self._encoding("".join(self._texts(parts))).ids
         wanted = iter([part for part in parts if isinstance(part, int)])
         return [next(wanted) if index >= self._first_stand_in else index for index in ids]
+
+    def encode_located(self, parts: Sequence[str | int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids as `encode` does, and the first and the last part that each lies in."""
+        texts = self._texts(parts)
+        starts = list(accumulate(map(len, texts), initial=0))
+        found = self._encoding("".join(texts))
+        controls = iter([place for place, part in enumerate(parts) if isinstance(part, int)])
+        ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        for index, (start, stop) in zip(found.ids, found.offsets, strict=True):
+            if index >= self._first_stand_in:
+                # By its own part: the library counts the white space that it swallows to it.
+                place = next(controls)
+                ids.append(cast(int, parts[place]))
+                places.append((place, place))
+            else:
+                first = min(bisect_right(starts, start), len(parts)) - 1
+                ids.append(index)
+                places.append((first, max(first, bisect_left(starts, stop) - 1)))
+        return ids, places
+
+    def _texts(self, parts: Sequence[str | int]) -> list[str]:
+        return [
+            self._stand_ins[part] if isinstance(part, int) else self._checked(part)
+            for part in parts
+        ]
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
+        return self._library.encode(text, add_special_tokens=False)
 
     def _checked(self, text: str) -> str:
         try:

@@ -100,6 +100,14 @@ class Tokenizer:
         """
         return self._encoder.encode(parts)
 
+    def encode_located(self, parts: Sequence[str | int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of parts put together, and the first and the last part each lies in.
+
+        A token of text may reach over several parts, since texts next to each other are one text.
+        Raises UserError for invalid Unicode.
+        """
+        return self._encoder.encode_located(parts)
+
     def split_specials(self, text: str) -> list[str | int]:
         """Cut a text at the control tokens written in it, the longest where several fit."""
         parts: list[str | int] = []
