@@ -43,13 +43,13 @@ def compared_spans(
             ) from error
         if not answered.startswith(asked) or (spans and spans[-1][1] > len(asked)):
             raise UnclearAnswersError(
-                f"messages[{number}]: what the template writes before the answer is not what it "
-                "asks for one with"
+                f"messages[{number}]: the template asks for an answer with a text that does not "
+                "stand before this one"
             )
         if not whole.startswith(answered):
             raise UnclearAnswersError(
                 f"messages[{number}]: the template writes it, or what is before it, in another way "
-                "when more follows"
+                "where more follows"
             )
         spans.append((len(asked), _end(answered, len(asked), control)))
     return spans
