@@ -7,6 +7,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from armillary.chat.answers import Span, compared_spans, marked_spans
 from armillary.chat.messages import checked_messages, plain
 from armillary.chat.sandbox import compile_template, marks_generation, render
@@ -98,9 +100,11 @@ class ChatTemplate:
             parts.append(veil.restore(part) if isinstance(part, str) else part)
             answered.append(whole)
         ids, places = self.tokenizer.encode_located(parts)
-        mask = [all(answered[first : last + 1]) for first, last in places]
+        before = np.cumsum([0, *answered])
+        first, last = places[:, 0], places[:, 1] + 1
+        mask = before[last] - before[first] == last - first
         begun = self.tokenizer.begin(ids)
-        return begun, [False] * (len(begun) - len(ids)) + mask
+        return begun, [False] * (len(begun) - len(ids)) + mask.tolist()
 
     def _answers(self, hidden: dict[str, Any], veil: Veil, rendered: str) -> list[Span]:
         if self._marks_answers:

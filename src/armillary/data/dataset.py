@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from armillary.data import prepared
 from armillary.data.learned import LearnedRuns, Numbers
-from armillary.data.prepared import Facts, chat_template_checksum, read_prepared, tokenizer_checksum
+from armillary.data.prepared import (
+    Facts,
+    chat_template_checksum,
+    read_prepared,
+    token_sizes,
+    tokenizer_checksum,
+)
 from armillary.data.shards import Tokens, learned_name, map_array, offsets_name, tokens_name
 from armillary.errors import UserError
 from armillary.tokenizer import Tokenizer
@@ -123,12 +129,7 @@ class TokenDataset:
         Bits per byte of some predicted tokens is the sum of their losses, in bits, over the sum of
         `token_bytes[labels]`.
         """
-        tokenizer = self.tokenizer
-        counts = (
-            0 if tokenizer.is_special(index) else len(tokenizer.token_bytes(index))
-            for index in range(self.vocab_size)
-        )
-        return np.fromiter(counts, dtype=np.int64, count=self.vocab_size)
+        return token_sizes(self.tokenizer)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from armillary.chat import ChatTemplate, UnclearAnswersError
 from armillary.data.documents import Document, Skipped
 from armillary.data.learned import runs_of
+from armillary.data.prepared import token_sizes
 from armillary.data.shards import Tokens
 from armillary.errors import UserError
 from armillary.tokenizer import Tokenizer
@@ -96,6 +97,7 @@ class ChatEncoder:
         self, tokenizer: Tokenizer, end_id: int, dtype: np.dtype[np.unsignedinteger]
     ) -> None:
         self._template = chat_template(tokenizer)
+        self._sizes = token_sizes(tokenizer)
         self._tokenizer, self._end_id, self._dtype = tokenizer, end_id, dtype
 
     def __call__(self, document: Document) -> Result:
@@ -109,11 +111,7 @@ class ChatEncoder:
         if not any(learned[1:]):  # the first token is never predicted
             return Skipped(document.id, "no answer", "the assistant says nothing in it")
         self._end(ids, learned)
-        size = sum(
-            len(self._tokenizer.token_bytes(index))
-            for index in ids
-            if not self._tokenizer.is_special(index)
-        )
+        size = int(self._sizes[ids].sum())
         return Encoded(np.array(ids, dtype=self._dtype), size, runs_of(learned))
 
     def _end(self, ids: list[int], learned: list[bool]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from armillary.errors import UserError
@@ -152,6 +154,15 @@ def chat_template_checksum(tokenizer: Tokenizer) -> str | None:
     """Return the SHA-256 of the template that chats are written by; None where there is none."""
     template = tokenizer.chat_template
     return None if template is None else hashlib.sha256(template.encode()).hexdigest()
+
+
+def token_sizes(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Return the bytes of text that each id stands for, (V,); none for control tokens."""
+    counts = (
+        0 if tokenizer.is_special(index) else len(tokenizer.token_bytes(index))
+        for index in range(tokenizer.vocab_size)
+    )
+    return np.fromiter(counts, dtype=np.int64, count=tokenizer.vocab_size)
 
 
 def _short(value: object) -> str:

@@ -9,15 +9,17 @@ a control token, work as they do on the whole text.
 
 import json
 import secrets
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from armillary.errors import CheckpointError, UserError
 from armillary.tokenizer.definition import is_byte_level, pieces
+
+Places = NDArray[np.int64]
 
 _PRIVATE = 0x10F000  # a private plane of Unicode: no case, no normal form, never in a vocabulary
 
@@ -79,25 +81,21 @@ class Encoder:
         wanted = iter([part for part in parts if isinstance(part, int)])
         return [next(wanted) if index >= self._first_stand_in else index for index in ids]
 
-    def encode_located(self, parts: Sequence[str | int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids as `encode` does, and the first and the last part that each lies in."""
+    def encode_located(self, parts: Sequence[str | int]) -> tuple[list[int], Places]:
+        """Return the ids as `encode` does, and the first and the last part each lies in, (n, 2)."""
         texts = self._texts(parts)
-        starts = list(accumulate(map(len, texts), initial=0))
         found = self._encoding("".join(texts))
-        controls = iter([place for place, part in enumerate(parts) if isinstance(part, int)])
-        ids: list[int] = []
-        places: list[tuple[int, int]] = []
-        for index, (start, stop) in zip(found.ids, found.offsets, strict=True):
-            if index >= self._first_stand_in:
-                # By its own part: the library counts the white space that it swallows to it.
-                place = next(controls)
-                ids.append(cast(int, parts[place]))
-                places.append((place, place))
-            else:
-                first = min(bisect_right(starts, start), len(parts)) - 1
-                ids.append(index)
-                places.append((first, max(first, bisect_left(starts, stop) - 1)))
-        return ids, places
+        ids = np.array(found.ids, dtype=np.int64)
+        offsets = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+        starts = np.cumsum([0, *map(len, texts)])
+        first = np.minimum(np.searchsorted(starts, offsets[:, 0], side="right"), len(parts)) - 1
+        last = np.maximum(np.searchsorted(starts, offsets[:, 1], side="left") - 1, first)
+        # A control token by its own part: the library counts the white space it swallows to it.
+        controls = [place for place, part in enumerate(parts) if isinstance(part, int)]
+        at = ids >= self._first_stand_in
+        first[at] = last[at] = controls
+        ids[at] = [part for part in parts if isinstance(part, int)]
+        return ids.tolist(), np.stack([first, last], axis=1)
 
     def _texts(self, parts: Sequence[str | int]) -> list[str]:
         return [

@@ -17,7 +17,7 @@ from armillary.tokenizer.definition import (
     pieces,
     space_prefix,
 )
-from armillary.tokenizer.encoder import Encoder, byte_alphabet
+from armillary.tokenizer.encoder import Encoder, Places, byte_alphabet
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -100,11 +100,11 @@ class Tokenizer:
         """
         return self._encoder.encode(parts)
 
-    def encode_located(self, parts: Sequence[str | int]) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_located(self, parts: Sequence[str | int]) -> tuple[list[int], Places]:
         """Return the ids of parts put together, and the first and the last part each lies in.
 
-        A token of text may reach over several parts, since texts next to each other are one text.
-        Raises UserError for invalid Unicode.
+        Shapes: n ids, (n, 2) numbers of parts. A token of text may reach over several parts, since
+        texts next to each other are one text. Raises UserError for invalid Unicode.
         """
         return self._encoder.encode_located(parts)
 
