@@ -246,6 +246,17 @@ def test_a_chat_whose_answers_cannot_be_told_apart_is_refused(name):
     assert "\n" not in str(error.value)
 
 
+def test_more_than_can_be_compared_in_some_seconds_is_refused(monkeypatch):
+    """Each answer costs two renderings, so that a long chat would take hours."""
+    whole = ChatTemplate(CHATML, TOKENIZER).render(CHAT, add_generation_prompt=False)
+    monkeypatch.setattr("armillary.chat.answers._COMPARED", 2 * len(whole))
+    assert len(answers(CHATML, CHAT)) == 2
+    monkeypatch.setattr("armillary.chat.answers._COMPARED", 2 * len(whole) - 1)
+    with pytest.raises(UnclearAnswersError, match=f"2 answers in {len(whole)} characters"):
+        answers(CHATML, CHAT)
+    assert len(answers(MARKED, CHAT)) == 2
+
+
 def test_a_template_that_refuses_the_chat_is_not_unclear():
     with pytest.raises(UserError, match="must alternate") as error:
         answers("{{ raise_exception('must alternate') }}", [user("a"), assistant("b")])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 from armillary.errors import UserError
 
+_COMPARED = 1 << 30  # answers times characters, some twenty seconds
+
 Span = tuple[int, int]  # characters start … stop − 1 of a rendering
 
 
@@ -33,8 +35,14 @@ def compared_spans(
 
     Raises UnclearAnswersError naming the message whose answer cannot be told apart.
     """
+    numbers = [number for number, role in enumerate(roles) if role == "assistant"]
+    if len(numbers) * len(whole) > _COMPARED:
+        raise UnclearAnswersError(
+            f"{len(numbers)} answers in {len(whole)} characters are too many to find by comparing; "
+            "a template with {% generation %} blocks finds them at once"
+        )
     spans: list[Span] = []
-    for number in (n for n, role in enumerate(roles) if role == "assistant"):
+    for number in numbers:
         try:
             asked, answered = render(number, True), render(number + 1, False)
         except UserError as error:
