@@ -18,6 +18,8 @@ from armillary.training.parallel.config import Sizes
 
 def world_size() -> int:
     """How many processes torchrun started; 1 without it. Raises UserError for a broken setting."""
+    if distributed.is_initialized():
+        return distributed.get_world_size()
     return _from_environment("WORLD_SIZE", 1)
 
 
@@ -140,12 +142,12 @@ def start_ranks(sizes: Sizes, device: str = "cpu") -> Iterator[Ranks]:
     if sizes.world == 1:
         yield Ranks.single(device)
         return
-    rank = _from_environment("RANK")
+    began = not distributed.is_initialized()
+    rank = _from_environment("RANK") if began else distributed.get_rank()
     place = torch.device(device)
     if place.type == "cuda":
         place = torch.device("cuda", _from_environment("LOCAL_RANK"))
         torch.cuda.set_device(place)
-    began = not distributed.is_initialized()
     if began:
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",

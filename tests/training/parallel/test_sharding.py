@@ -1,0 +1,32 @@
+"""Training on several gloo ranks is training on one: losses, gradients and weights."""
+
+import torch
+
+from armillary.training.optimizer import OptimizerConfig
+from armillary.training.parallel.config import Sizes
+from support.models import VARIANTS
+from support.ranks import on_ranks
+from support.split_training import apart, train
+
+ADAMW = OptimizerConfig(lr=1e-2)
+MUON = OptimizerConfig(kind="muon", lr=1e-2)
+ALONE = Sizes()
+
+
+def _on_two_ranks() -> dict[str, dict[str, float]]:
+    two = Sizes(shard=2)
+    plain = VARIANTS["tied head with bias"]
+    alone = train(plain, ALONE, ADAMW)
+    gaps = {"fsdp": apart(train(plain, two, ADAMW), alone)}
+    options = {"checkpoint": True, "reshard": False}
+    gaps["fsdp, checkpointed"] = apart(train(plain, two, ADAMW, **options), alone)
+    muon = train(plain, ALONE, MUON)
+    gaps["fsdp, muon"] = apart(train(plain, two, MUON), muon)
+    return gaps
+
+
+def test_two_ranks_are_one():
+    for gaps in on_ranks(2, _on_two_ranks):
+        for case, gap in gaps.items():
+            print(case, gap)
+            assert max(gap.values()) < 1e-10, (case, gap)
