@@ -132,9 +132,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, T, d) → (B, T, d); `store` holds the keys and values of earlier tokens."""
         config = self.config
-        q = self._heads(self.q(x), config.n_heads)
-        k = self._heads(self.k(x), config.n_kv_heads)
-        v = self._heads(self.v(x), config.n_kv_heads)
+        q, k, v = self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
@@ -153,6 +151,6 @@ class Attention(nn.Module):
         joined: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return joined
 
-    def _heads(self, x: Tensor, n_heads: int) -> Tensor:
-        """(B, T, n_heads·d_h) → (B, n_heads, T, d_h)."""
-        return x.view(*x.shape[:-1], n_heads, self.config.d_head).transpose(1, 2)
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, T, n·d_h) → (B, n, T, d_h); n is not the configuration's where heads are shared out."""
+        return x.unflatten(-1, (-1, self.config.d_head)).transpose(1, 2)
