@@ -96,7 +96,7 @@ def train(
 def whole(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 def apart(one: Record, other: Record) -> dict[str, float]:

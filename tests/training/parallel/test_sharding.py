@@ -20,9 +20,40 @@ def _on_two_ranks() -> dict[str, dict[str, float]]:
     gaps = {"fsdp": apart(train(plain, two, ADAMW), alone)}
     options = {"checkpoint": True, "reshard": False}
     gaps["fsdp, checkpointed"] = apart(train(plain, two, ADAMW, **options), alone)
+    return gaps
     muon = train(plain, ALONE, MUON)
     gaps["fsdp, muon"] = apart(train(plain, two, MUON), muon)
     return gaps
+
+
+SPLIT_BY_HEADS = (
+    "tied head with bias",
+    "qkv bias",
+    "out bias",
+    "q/k layer norm",
+    "mlp relu",
+    "parallel sandwich",
+    "parallel, shared norm",
+    "post norm",
+    "mixed layers",
+)
+
+
+def _by_heads() -> dict[str, dict[str, float]]:
+    gaps = {}
+    for name in SPLIT_BY_HEADS:
+        alone = train(VARIANTS[name], ALONE, ADAMW)
+        checkpoint = name == "mlp relu"
+        split = train(VARIANTS[name], Sizes(tensor=2), ADAMW, checkpoint=checkpoint)
+        gaps[name] = apart(split, alone)
+    return gaps
+
+
+def test_by_heads():
+    for gaps in on_ranks(2, _by_heads):
+        for case, gap in gaps.items():
+            print(case, gap)
+            assert max(gap.values()) < 1e-10, (case, gap)
 
 
 def test_two_ranks_are_one():

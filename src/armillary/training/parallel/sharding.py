@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from armillary.training.checkpointing import checkpoint_layers
 from armillary.training.objective import Objective
 from armillary.training.parallel.ranks import Ranks
+from armillary.training.parallel.tensor import split_tensors
 
 
 def parallelise(
@@ -33,6 +34,8 @@ def parallelise(
                 for its backward pass: less memory, a half more communication
     """
     decoder = objective.decoder
+    if ranks.mesh is not None and ranks.sizes.tensor > 1:
+        split_tensors(objective, ranks.mesh["tensor"])
     if checkpoint:
         checkpoint_layers(decoder)
     if compile:
