@@ -46,6 +46,20 @@ def attend(
     key/value head i // (h / h_kv). A query that may read nothing gets zeros and passes no
     gradient. No T × S matrix is held, except by torch where dropout is on.
     """
+    if visibility.runs is not None:
+        run_by_run = [
+            attend(
+                q[:, :, part],
+                k[:, :, : rule.n_keys],
+                v[:, :, : rule.n_keys],
+                rule,
+                scale=scale,
+                soft_cap=soft_cap,
+                dropout=dropout,
+            )
+            for part, rule in visibility.by_run()
+        ]
+        return torch.cat(run_by_run, dim=2)
     if soft_cap is None and visibility.is_plainly_causal and q.shape[2] > 1:
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, dropout_p=dropout, enable_gqa=True

@@ -56,6 +56,58 @@ def test_by_heads():
             assert max(gap.values()) < 1e-10, (case, gap)
 
 
+SPLIT_BY_PLACES = (
+    "tied head with bias",
+    "learned",
+    "mixed layers",
+    "soft cap and window",
+    "q/k norm",
+    "rope dynamic",
+)
+
+
+def _by_places() -> dict[str, dict[str, float]]:
+    gaps = {}
+    for name in SPLIT_BY_PLACES:
+        alone = train(VARIANTS[name], ALONE, ADAMW)
+        checkpoint = name == "learned"
+        split = train(VARIANTS[name], Sizes(context=2), ADAMW, checkpoint=checkpoint)
+        gaps[name] = apart(split, alone)
+    return gaps
+
+
+def test_by_places():
+    for gaps in on_ranks(2, _by_places):
+        for case, gap in gaps.items():
+            print(case, gap)
+            assert max(gap.values()) < 1e-10, (case, gap)
+
+
+FOUR = (
+    Sizes(shard=2, context=2),
+    Sizes(shard=2, tensor=2),
+    Sizes(context=2, tensor=2),
+    Sizes(replicate=2, shard=2),
+    Sizes(replicate=2, tensor=2),
+    Sizes(replicate=2, context=2),
+    Sizes(context=4),
+    Sizes(shard=4),
+)
+
+
+def _on_four() -> dict[str, dict[str, float]]:
+    name = "out bias"
+    alone = train(VARIANTS[name], ALONE, ADAMW)
+    return {str(sizes): apart(train(VARIANTS[name], sizes, ADAMW), alone) for sizes in FOUR}
+
+
+def test_four():
+    for gaps in on_ranks(4, _on_four):
+        for case, gap in gaps.items():
+            print(case, gap)
+            assert max(gap.values()) < 1e-10, (case, gap)
+
+
 def test_two_ranks_are_one():
     for gaps in on_ranks(2, _on_two_ranks):
         for case, gap in gaps.items():

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from armillary.training.checkpointing import checkpoint_layers
 from armillary.training.objective import Objective
+from armillary.training.parallel.context import ContextPart
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.parallel.tensor import split_tensors
 
@@ -36,6 +37,8 @@ def parallelise(
     decoder = objective.decoder
     if ranks.mesh is not None and ranks.sizes.tensor > 1:
         split_tensors(objective, ranks.mesh["tensor"])
+    if ranks.context is not None:
+        objective.part = ContextPart(ranks.context)
     if checkpoint:
         checkpoint_layers(decoder)
     if compile:
