@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, block_size, encoded_bytes
 from armillary.errors import CheckpointError
 from armillary.files import (
+    ALONE,
+    Writer,
     inside_directory,
     map_file,
     parse_json,
@@ -220,23 +222,36 @@ def write_safetensors(path: Path, tensors: Iterable[TensorToWrite]) -> None:
 
 
 def write_sharded(
-    directory: Path, tensors: Sequence[TensorToWrite], max_shard_bytes: int | None = None
+    directory: Path,
+    tensors: Sequence[TensorToWrite],
+    max_shard_bytes: int | None = None,
+    writer: Writer = ALONE,
 ) -> None:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` and their index.
 
-    A tensor that is larger than a shard may be has one to itself.
+    A tensor that is larger than a shard may be has one to itself. Of several processes each
+    writes about as much, in shards of its own, and the first the index; each is given all
+    tensors, and asked for the chunks of those that it writes.
     """
-    shards = list(_shards(tensors, max_shard_bytes))
-    if len(shards) == 1:
-        write_safetensors(directory / SINGLE, shards[0])
-        return
-    placed = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_safetensors(directory / name, shard)
-        placed.update({tensor.name: name for tensor in shard})
     total = sum(encoded_bytes(tensor.shape, tensor.encoding) for tensor in tensors)
-    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+    limits = [max_shard_bytes, None if writer.count == 1 else -(-total // writer.count)]
+    shards = list(_shards(tensors, min((limit for limit in limits if limit), default=None)))
+    names = [SINGLE] if len(shards) == 1 else list(_shard_names(len(shards)))
+    for number, (name, shard) in enumerate(zip(names, shards, strict=True)):
+        if number * writer.count // len(shards) == writer.number:
+            write_safetensors(directory / name, shard)
+    if len(shards) > 1 and writer.number == 0:
+        placed = {
+            tensor.name: name
+            for name, shard in zip(names, shards, strict=True)
+            for tensor in shard
+        }
+        write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+
+
+def _shard_names(count: int) -> Iterator[str]:
+    for number in range(1, count + 1):
+        yield f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def _shards(tensors: Sequence[TensorToWrite], limit: int | None) -> Iterator[list[TensorToWrite]]:
