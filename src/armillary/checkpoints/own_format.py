@@ -1,4 +1,4 @@
-"""Our own directories: config.json, model.safetensors (or shards and an index), tokenizer.json, generation.json, manifest.
+"""Our own directories: config.json, safetensors, tokenizer.json, generation.json, a manifest.
 
 config.json is the `DecoderConfig` with a `format` marker; tensors go by our parameter names.
 """

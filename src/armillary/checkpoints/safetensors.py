@@ -234,19 +234,34 @@ def write_sharded(
     tensors, and asked for the chunks of those that it writes.
     """
     total = sum(encoded_bytes(tensor.shape, tensor.encoding) for tensor in tensors)
-    limits = [max_shard_bytes, None if writer.count == 1 else -(-total // writer.count)]
-    shards = list(_shards(tensors, min((limit for limit in limits if limit), default=None)))
+    shards = [
+        (number, shard)
+        for number, group in enumerate(_groups(tensors, total, writer.count))
+        for shard in _shards(group, max_shard_bytes)
+    ]
     names = [SINGLE] if len(shards) == 1 else list(_shard_names(len(shards)))
-    for number, (name, shard) in enumerate(zip(names, shards, strict=True)):
-        if number * writer.count // len(shards) == writer.number:
+    for name, (number, shard) in zip(names, shards, strict=True):
+        if number == writer.number:
             write_safetensors(directory / name, shard)
     if len(shards) > 1 and writer.number == 0:
         placed = {
             tensor.name: name
-            for name, shard in zip(names, shards, strict=True)
+            for name, (_, shard) in zip(names, shards, strict=True)
             for tensor in shard
         }
         write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+
+
+def _groups(tensors: Sequence[TensorToWrite], total: int, count: int) -> list[list[TensorToWrite]]:
+    """Tensors in their order, in groups of about as many bytes; those that stay empty left out."""
+    groups: list[list[TensorToWrite]] = [[] for _ in range(count)]
+    before = 0
+    for tensor in tensors:
+        size = encoded_bytes(tensor.shape, tensor.encoding)
+        # By where its middle lies.
+        groups[min((2 * before + size) * count // max(2 * total, 1), count - 1)].append(tensor)
+        before += size
+    return [group for group in groups if group]
 
 
 def _shard_names(count: int) -> Iterator[str]:

@@ -166,5 +166,5 @@ class Attention(nn.Module):
         return joined
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(B, T, n·d_h) → (B, n, T, d_h); n is not the configuration's where heads are shared out."""
-        return x.unflatten(-1, (-1, self.config.d_head)).transpose(1, 2)
+        """(B, T, n·d_h) → (B, n, T, d_h), of all heads or of those that are computed here."""
+        return x.view(*x.shape[:-1], -1, self.config.d_head).transpose(1, 2)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from armillary.parts.attention import KeyValueStore
 from armillary.parts.mask import Visibility
 
 
@@ -26,7 +27,7 @@ class ContextPart:
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.rank, self.size = mesh.get_local_rank(), mesh.size()
-        self.store = GatheredKeys(mesh)
+        self.store: KeyValueStore = GatheredKeys(mesh)
 
     def take(self, rows: Tensor) -> Tensor:
         """(..., T) → (..., T / size)."""

@@ -44,16 +44,16 @@ class Ranks:
     context  the mesh of the processes that share this one's rows, None when rows are whole
     """
 
-    sizes: Sizes = Sizes()
-    rank: int = 0
-    device: torch.device = torch.device("cpu")
+    sizes: Sizes
+    rank: int
+    device: torch.device
     mesh: DeviceMesh | None = None
     context: DeviceMesh | None = None
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> "Ranks":
         """The only process."""
-        return cls(device=torch.device(device))
+        return cls(Sizes(), 0, torch.device(device))
 
     @property
     def world(self) -> int:

@@ -88,9 +88,7 @@ def split_tensors(objective: Objective, mesh: DeviceMesh) -> None:
     for path, module in decoder.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             share = share_of(f"{path}.{name}")
-            split = distribute_tensor(
-                parameter.data, mesh, [share.placement], src_data_rank=None
-            )
+            split = distribute_tensor(parameter.data, mesh, [share.placement], src_data_rank=None)
             module.register_parameter(
                 name, nn.Parameter(split, requires_grad=parameter.requires_grad)
             )
@@ -99,8 +97,8 @@ def split_tensors(objective: Objective, mesh: DeviceMesh) -> None:
     for layer in decoder.layers:
         for part in layer.children():
             _Shares(_within(part, places)).attach(part)
-        for part in (layer.attention, layer.feedforward):
-            _sum_over(part, mesh)
+        for name in ("attention", "feedforward"):
+            _sum_over(layer.get_submodule(name), mesh)
     # The loss reads the head's weights directly, so these are there for the whole pass.
     outside = [child for child in decoder.children() if child is not decoder.layers]
     _Shares([place for child in outside for place in _within(child, places)]).attach(objective)
@@ -136,7 +134,7 @@ class _Shares:
             parameter = place.module._parameters[place.name]
             assert isinstance(parameter, DTensor)
             self.kept.append(parameter)
-            place.module._parameters[place.name] = place.share.local(parameter)  # type: ignore[assignment]
+            place.module._parameters[place.name] = place.share.local(parameter)
 
     def _after(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
         for place, parameter in zip(self.places, self.kept, strict=True):
