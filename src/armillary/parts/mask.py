@@ -54,7 +54,8 @@ class Visibility:
     def is_plainly_causal(self) -> bool:
         """Whether the causal triangle alone, on equal counts, says it all."""
         no_window = self.window is None or self.window >= self.n_keys
-        return no_window and self.n_queries == self.n_keys and not self.may_be_empty
+        together = self.runs is None and self.n_queries == self.n_keys
+        return no_window and together and not self.may_be_empty
 
     @property
     def may_be_empty(self) -> bool:
@@ -107,7 +108,9 @@ class Visibility:
             )
 
     def block(self, start: int, stop: int, device: torch.device | None = None) -> Block:
-        """The keys that queries start … stop − 1 may read."""
+        """The keys that queries start … stop − 1 may read, the last of all beside the last key."""
+        if self.runs is not None:
+            raise ValueError("the queries stand in runs; take the blocks of each (by_run)")
         shift = self.n_keys - self.n_queries
         last = shift + stop
         first = 0 if self.window is None else max(0, shift + start - self.window + 1)
