@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from armillary.cli._options import Debug, Json, bytes_text, print_json
+from armillary.cli._options import Debug, Json, print_json
 from armillary.errors import UserError
+from armillary.wording import bytes_text
 
 if TYPE_CHECKING:
     from armillary.cli._progress import TransferProgress
