@@ -90,7 +90,7 @@ def read_log(path: Path) -> list[Event]:
 
 def to_strict_json(event: Event) -> dict[str, Any]:
     """Return an event as plain values that JSON can hold: what is no number is None."""
-    return {key: _finite_or_none(value) for key, value in event.to_json().items()}
+    return {key: finite_or_none(value) for key, value in event.to_json().items()}
 
 
 def _kept(path: Path, step: int) -> list[bytes]:
@@ -105,13 +105,14 @@ def _kept(path: Path, step: int) -> list[bytes]:
         raise UserError(f"{error}; move the file away to go on with a new log") from error
 
 
-def _finite_or_none(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
+    """Return plain values with None for each number that JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite_or_none(entry) for key, entry in value.items()}
+        return {key: finite_or_none(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite_or_none(entry) for entry in value]
+        return [finite_or_none(entry) for entry in value]
     return value
 
 
