@@ -27,13 +27,9 @@ def test_nothing_is_made_up_of_no_events():
     assert history.last_validation is history.best_validation is None
 
 
-def test_time_adds_up_over_interruptions():
-    """The clock of the second part begins again, or goes on: 10 s, then 6 s more."""
-    again = [started(), done(5, seconds=10.0), started(5), done(6, seconds=2.0)]
-    goes_on = [started(), done(5, seconds=10.0), started(5), done(6, seconds=12.0)]
-    assert History.of([*again, RunEnded(8, "finished", 6.0)]).seconds == 16.0
-    assert History.of([*goes_on, RunEnded(8, "finished", 16.0)]).seconds == 16.0
-    assert History.of(again).resumed_at == [5]
+def test_an_interrupted_run_counts_as_one():
+    history = History.of([started(), done(5), started(5), done(6), RunEnded(6, "finished", 9.0)])
+    assert (history.step, history.seconds, history.resumed_at) == (6, 9.0, [5])
 
 
 def test_speed_is_the_median_of_what_is_known():

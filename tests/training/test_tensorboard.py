@@ -13,8 +13,8 @@ from armillary.training.tensorboard import TensorBoardLog
 from support.run_events import done, started, validated
 
 
-def write(directory, events, resumed_at=None):
-    with TensorBoardLog(directory, resumed_at) as log:
+def write(directory, events):
+    with TensorBoardLog(directory) as log:
         for event in events:
             log(event)
 
@@ -46,17 +46,29 @@ def test_each_curve_is_there(tmp_path):
     assert curve(tmp_path, "validation/bits per byte") == [(10, 1.625)]
 
 
+def test_a_run_that_starts_anew_takes_back_what_an_earlier_start_drew(tmp_path):
+    write(tmp_path, [started(), *(done(step, loss=1.0) for step in range(1, 4))])
+    write(tmp_path, [started(), *(done(step, loss=2.0) for step in range(1, 3))])
+    assert curve(tmp_path, "train/loss") == [(1, 2.0), (2, 2.0)]
+
+
+def test_without_a_start_nothing_is_written(tmp_path):
+    write(tmp_path, [Notice(0, "n")])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_resumed_curve_does_not_fold_back(tmp_path):
     """Killed after step 9, gone on from step 7: steps 8 and 9 are those of the second run."""
-    write(tmp_path, [done(step, loss=1.0) for step in range(1, 10)])
-    write(tmp_path, [done(step, loss=2.0) for step in range(8, 12)], resumed_at=7)
+    write(tmp_path, [started(), *(done(step, loss=1.0) for step in range(1, 10))])
+    write(tmp_path, [started(7), *(done(step, loss=2.0) for step in range(8, 12))])
     expected = [(step, 1.0 if step <= 7 else 2.0) for step in range(1, 12)]
     assert curve(tmp_path, "train/loss") == expected
 
 
 def test_what_is_no_number_leaves_a_gap(tmp_path):
     skipped = done(2, loss=math.nan, gradient_norm=math.inf, skipped="nonfinite", skipped_so_far=1)
-    write(tmp_path, [done(1, loss=1.0), skipped, done(3, loss=1.0, skipped_so_far=1)])
+    steps = [done(1, loss=1.0), skipped, done(3, loss=1.0, skipped_so_far=1)]
+    write(tmp_path, [started(), *steps])
     assert [step for step, _ in curve(tmp_path, "train/loss")] == [1, 3]
     assert [step for step, _ in curve(tmp_path, "train/gradient norm")] == [1, 3]
     assert curve(tmp_path, "train/skipped steps") == [(1, 0), (2, 1), (3, 1)]
@@ -64,17 +76,18 @@ def test_what_is_no_number_leaves_a_gap(tmp_path):
 
 def test_texts_are_code_to_markdown(tmp_path):
     hostile = "<script>\n# [x](y) \x1b[2J\n\u2028**z**"
-    write(tmp_path, [started(), Sampled(5, "a", hostile), Notice(6, "*n*")])
+    write(tmp_path, [Notice(0, "*n*"), started(), Sampled(5, "a", hostile)])
     assert text(tmp_path, "sample") == (
         5,
         "    a → <script>\n    # [x](y) \\x1b[2J\n    \\u2028**z**",
     )
-    assert text(tmp_path, "notice") == (6, "    *n*")
+    assert text(tmp_path, "notice") == (0, "    *n*")
     assert "\n    train:\n      steps: 200\n" in text(tmp_path, "settings")[1]
 
 
 def test_what_was_drawn_is_on_the_disk_when_a_checkpoint_is(tmp_path):
-    with TensorBoardLog(tmp_path, None) as log:
+    with TensorBoardLog(tmp_path) as log:
+        log(started())
         log(done(1, loss=1.0))
         log(CheckpointSaved(1, "a", 0.1))
         assert curve(tmp_path, "train/loss") == [(1, 1.0)]
@@ -85,5 +98,5 @@ def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UserError, match=r'pip install "armillary\[tensorboard\]"') as error:
-        TensorBoardLog(tmp_path, None)
+        TensorBoardLog(tmp_path)
     assert "\n" not in str(error.value)

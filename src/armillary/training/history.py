@@ -85,14 +85,9 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """How long it took, whether its clock began again after an interruption or went on."""
-        before = now = 0.0
+        """How long it took, over all its parts."""
         timed: list[StepDone | RunEnded] = [*self.steps, *self.ends]
-        for event in timed:
-            if event.seconds < now:
-                before += now
-            now = event.seconds
-        return before + now
+        return max((event.seconds for event in timed), default=0.0)
 
     @property
     def tokens_per_second(self) -> float | None:

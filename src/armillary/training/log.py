@@ -37,33 +37,40 @@ EVENTS: dict[str, type[Event]] = {
 class JsonLog:
     """A listener that writes each event as a line, and passes it on to the system at once.
 
-    With `resumed_at` None the file begins anew. A run that goes on after `resumed_at` steps keeps
-    the lines up to there and loses what came later and will come again, and the end that was none:
-    the log reads as one run. Raises UserError for a file that cannot be written, or that holds
-    something else than such lines.
+    The file is opened when the run starts. One that goes on after n steps keeps the lines up to
+    there and loses what came later and will come again, and the end that was none: the log reads
+    as one run. One that begins begins a new log. Raises UserError for a file that cannot be
+    written, or that should be gone on with and holds something else than such lines.
     """
 
-    def __init__(self, path: Path, resumed_at: int | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        kept = [] if resumed_at is None else _kept(path, resumed_at)
-        with write_atomically(path) as file:
-            file.writelines(kept)
-        try:
-            self._file: BinaryIO = path.open("ab")
-        except OSError as error:
-            raise _unwritable(path, error) from error
+        self._file: BinaryIO | None = None
+        self._before_start: list[Event] = []
 
     def __call__(self, event: Event) -> None:
         """Write the event."""
         try:
-            self._file.write(_line(event))
-            self._file.flush()
+            if self._file is None and isinstance(event, RunStarted):
+                self._open(resumed_at=event.step)
+            if self._file is None:
+                self._before_start.append(event)
+            else:
+                self._file.write(_line(event))
+                self._file.flush()
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
+    def _open(self, resumed_at: int) -> None:
+        kept = _kept(self.path, resumed_at) if resumed_at else []
+        with write_atomically(self.path) as file:
+            file.writelines([*kept, *map(_line, self._before_start)])
+        self._file = self.path.open("ab")
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -178,7 +185,3 @@ def _fits(value: object, annotation: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_fits(v, arguments[1]) for v in value.values())
     return type(value) in ({int, float} if annotation is float else {annotation})
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be written: {error.strerror or error}")

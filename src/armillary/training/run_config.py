@@ -19,6 +19,7 @@ from armillary.strict_dict import nearest
 from armillary.strict_yaml import parse_yaml, read_text
 from armillary.training.lora import LoraConfig
 from armillary.training.optimizer import OptimizerConfig
+from armillary.training.parallel.config import ParallelConfig
 from armillary.training.schedule import ScheduleConfig
 
 Count = Annotated[int, Field(ge=1)]
@@ -244,6 +245,9 @@ class RunConfig(_Section):
     data: DataSettings = Field(description="The text, and how it is laid in rows.")
     train: TrainSettings = Field(description="Steps, optimiser, schedule, precision.")
     lora: LoraSettings | None = Field(None, description="Adapters; null trains all weights.")
+    parallel: ParallelConfig = Field(
+        ParallelConfig(), description="How the run is spread over the processes of torchrun."
+    )
     validation: ValidationSettings = Field(
         ValidationSettings(), description="The loss on held-out documents."
     )
