@@ -117,13 +117,3 @@ def print_json(facts: Mapping[str, object]) -> None:
     """Print one object on a line of its own to standard output, and pass it on at once."""
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
-
-
-def bytes_text(count: int) -> str:
-    """Return a count of bytes as a person reads it, in powers of ten: 98.4 MB."""
-    size, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
