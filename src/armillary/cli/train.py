@@ -1,7 +1,6 @@
 """`armillary train`: a run from its settings to a model, or a part of it."""
 
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,6 @@ from armillary.cli._options import Debug, Interrupted, Json, print_json
 from armillary.errors import UserError
 
 if TYPE_CHECKING:
-    from armillary.training.events import Event, RunEnded
     from armillary.training.run_config import RunConfig
 
 
@@ -115,23 +113,30 @@ def _plan(config: "RunConfig", json: bool) -> None:
 
 
 def _train(run: Path, config: "RunConfig", resume: bool, allow: list[str], json: bool) -> None:
-    from armillary.training.run import train
+    from armillary.cli._preparation import PreparationProgress
+    from armillary.cli._progress import TransferProgress
+    from armillary.cli._training import TrainingDisplay, print_event, print_result
+    from armillary.training.history import History
+    from armillary.training.log import read_log
+    from armillary.training.run import LOG, train
+    from armillary.training.setup import Progress
 
-    ended = train(config, resume=resume, allow=allow, listeners=[_tell])
+    with (
+        TransferProgress() as transfer,
+        PreparationProgress() as preparation,
+        TrainingDisplay(live=not json) as display,
+    ):
+        ended = train(
+            config,
+            resume=resume,
+            allow=allow,
+            listeners=[display, *([print_event] if json else [])],
+            progress=Progress(transfer.report, preparation.report),
+        )
     if ended.reason != "finished":
         raise Interrupted(
             f"saved after step {ended.step}; go on with: armillary train {run} --resume",
             code=128 + signal.Signals[ended.reason],
         )
-    _print_end(ended, json)
-
-
-def _tell(event: "Event") -> None:
-    print(event.to_json(), file=sys.stderr)
-
-
-def _print_end(ended: "RunEnded", json: bool) -> None:
-    if json:
-        print_json(ended.to_json())
-    else:
-        print(ended.model)
+    history = History.of(read_log(Path(config.out) / LOG))
+    print_result(history, None, json=json)
