@@ -8,7 +8,7 @@ Sizes are held against the file's before anything is allocated. Source: safetens
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """
     data = map_file(path)
     header, start = _header(data, path)
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CheckpointError(f"{path}: __metadata__ must map names to strings")
+    _metadata(header, path)
     tensors = {}
     spans: list[tuple[int, int, str]] = []
     body = data.size - start
@@ -58,6 +56,20 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         tensors[name] = StoredTensor(name, shape, encoding, chunk, str(path))
     _check_cover(spans, body, path)
     return tensors
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The strings that a file's header holds beside its tensors. Raises as `read_safetensors`."""
+    header, _ = _header(map_file(path), path)
+    return _metadata(header, path)
+
+
+def _metadata(header: dict[str, Any], path: Path) -> dict[str, str]:
+    """Take the metadata out of a header."""
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ must map names to strings")
+    return metadata
 
 
 def _header(data: NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], int]:
@@ -193,15 +205,18 @@ def _unlisted(directory: Path, listed: set[str], why: str) -> list[str]:
     return [f"{name} {why} and was not loaded" for name in extra]
 
 
-def write_safetensors(path: Path, tensors: Iterable[TensorToWrite]) -> None:
+def write_safetensors(
+    path: Path, tensors: Iterable[TensorToWrite], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write tensors to one file, atomically, holding one chunk at a time.
 
     Wider numbers come first, so that each tensor lies at a multiple of its number's size.
+    `metadata` goes into the header, for `read_metadata`.
     Raises ValueError for a name that comes twice, an encoding that safetensors has not, and chunks
     that do not add up to the tensor.
     """
     ordered = sorted(tensors, key=lambda tensor: -block_size(tensor.encoding)[1])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name, encoding, shape, _ in ordered:
         if name in header or encoding not in _ITEM_BYTES:
