@@ -19,9 +19,8 @@ from armillary.checkpoints import save_armillary, write_huggingface
 from armillary.checkpoints.families import FAMILIES, Family
 from armillary.checkpoints.tensors import TensorToWrite
 from armillary.decoder import Decoder
-from armillary.errors import UserError
-from armillary.files import Writer, write_directory_atomically
-from armillary.training.parallel.ranks import Ranks
+from armillary.files import Writer, sha256, write_directory_atomically
+from armillary.training.ranks import gather, n_ranks, on_every_rank, on_first_rank, rank
 from armillary.weights import ENCODINGS
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 def export_huggingface(
     directory: Path,
     decoder: Decoder,
-    ranks: Ranks,
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
     *,
@@ -53,14 +51,13 @@ def export_huggingface(
         generation,
         family=family,
         max_shard_bytes=max_shard_bytes,
-        writer=_writer(ranks, assembly),
+        writer=_writer(assembly),
     )
 
 
 def export_armillary(
     directory: Path,
     decoder: Decoder,
-    ranks: Ranks,
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
     *,
@@ -74,7 +71,7 @@ def export_armillary(
         assembly.tensors(),
         tokenizer,
         generation,
-        writer=_writer(ranks, assembly),
+        writer=_writer(assembly),
     )
 
 
@@ -123,44 +120,36 @@ def _whole(parameter: Tensor) -> Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
 
 
-def _writer(ranks: Ranks, assembly: _Assembly) -> Writer:
-    if ranks.world == 1:
-        return Writer()
+def _writer(assembly: _Assembly) -> Writer:
+    """This rank among those that write; what one of them raises ends all."""
 
     @contextmanager
     def directory(path: Path) -> Iterator[Path]:
-        with ExitStack() as whole:
-            failure: BaseException | None = None
-            number = 0.0
-            if ranks.is_main:
-                try:
-                    partial = whole.enter_context(write_directory_atomically(path))
-                    number = float(int(partial.name.split(".")[-2], 16))
-                except UserError as error:
-                    failure = error
-            _agree(ranks, failure, path)
-            # The name has a random number in it, which the others must be told.
-            number = ranks.maximum([number])[0]
-            partial = path.with_name(f".{path.name}.{int(number):08x}.partial")
+        checksums: dict[str, str] = {}
+        failure: Exception | None = None
+
+        def report() -> None:
+            if failure is not None:
+                raise failure
+
+        with ExitStack() as stack:
+            partial = on_first_rank(
+                lambda: stack.enter_context(write_directory_atomically(path, checksums))
+            )
             try:
                 yield partial
             except Exception as error:
                 failure = error
             assembly.finish()
-            _agree(ranks, failure, path)
-            try:
-                whole.close()
-            except UserError as error:
-                failure = error
-            _agree(ranks, failure, path)
+            on_every_rank(report)
+            for of_rank in gather(on_every_rank(lambda: _some_checksums(partial))):
+                checksums.update(of_rank)
+            on_first_rank(stack.close)
 
-    return Writer(ranks.rank, ranks.world, directory)
+    return Writer(rank(), n_ranks(), directory)
 
 
-def _agree(ranks: Ranks, failure: BaseException | None, path: Path) -> None:
-    """Raise on all ranks when one failed: its own error there, the news of it on the others."""
-    failed = ranks.any_rank(failure is not None)
-    if failure is not None:
-        raise failure
-    if failed:
-        raise UserError(f"{path}: was not written, since another process failed; see its message")
+def _some_checksums(directory: Path) -> dict[str, str]:
+    """Of this rank's share of the files, whoever wrote them."""
+    files = sorted(path.name for path in directory.iterdir())
+    return {name: sha256(directory / name) for name in files[rank() :: n_ranks()]}
