@@ -50,12 +50,14 @@ def on_ranks(n_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any
 
 
 def fresh_processes() -> ForkServerContext:
-    """A way to start processes that have imported torch and done nothing with it.
+    """A way to start processes that have imported what is slow to import, and done nothing else.
 
     Importing it anew in each would be most of the time of a test.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.checkpoint", "support.ranks"])
+    context.set_forkserver_preload(
+        ["torch._dynamo", "armillary.training.shard_storage", "armillary.training.objective"]
+    )
     return context
 
 

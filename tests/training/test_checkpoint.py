@@ -264,9 +264,7 @@ def test_another_shape_or_type_is_named(tmp_path):
         (torch.float64, {}, r"embedding\.weight has type float32, the decoder's float64"),
     ):
         decoder = Decoder(models.config(**entries)).to(dtype)
-        refused(
-            tmp_path / "step", decoder, build_optimizer(decoder, OptimizerConfig()), message
-        )
+        refused(tmp_path / "step", decoder, build_optimizer(decoder, OptimizerConfig()), message)
 
 
 def test_an_optimizer_of_another_module_is_a_mistake_of_the_caller(tmp_path):
