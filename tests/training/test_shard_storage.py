@@ -95,6 +95,9 @@ def gathered(tensor):
 def save(path, kind, layout):
     objective, optimizer = build(kind, layout)
     train(objective, optimizer)
+    if layout != "fsdp x tp":
+        with torch.no_grad():  # as after a validation, sharded modules stand gathered
+            objective(models.tokens(2, 9), models.tokens(2, 9))
     save_checkpoint(path, 2, objective, optimizer, {"layout": layout})
     return everything(objective, optimizer)
 
@@ -308,9 +311,20 @@ def test_pieces_that_do_not_fit_together_are_named(tmp_path, second, place, mess
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("raw", ["", "[]", "7", "{", '{"a": {}}', '{"a": 1}', "[" * 10**5])
-def test_a_file_that_does_not_say_where_is_named(tmp_path, raw):
-    with pytest.raises(CheckpointError, match="does not say where its pieces belong|has no place"):
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 10**5, "nested too deep"),
+        ("[]", "must hold a JSON object"),
+        ('{"a": {}}', "does not say where its pieces belong"),
+        ('{"a": 1}', "does not say where its pieces belong"),
+        ('{"a": {"saved_offsets": 1}}', "does not say where its pieces belong"),
+        ("{}", "has no place"),
+    ],
+)
+def test_a_file_that_does_not_say_where_is_named(tmp_path, raw, message):
+    with pytest.raises(CheckpointError, match=f"a.safetensors.*{message}"):
         Shards([piece(tmp_path / "a.safetensors", {"a": ONE}, raw=raw)])
 
 
@@ -319,3 +333,9 @@ def test_a_file_without_a_place_for_one_of_its_tensors_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="tensor 'b' has no place or is not there"):
         Shards([path])
     assert "b" not in json.loads(read_metadata(path)["DCP_SHARDING_INFO"])
+
+
+def test_a_file_of_others_is_named(tmp_path):
+    write_safetensors(tmp_path / "a.safetensors", [])
+    with pytest.raises(CheckpointError, match="does not say where its pieces belong"):
+        Shards([tmp_path / "a.safetensors"])
