@@ -13,6 +13,8 @@ from itertools import pairwise
 from typing import Literal
 from xml.etree import ElementTree as ET
 
+from armillary.wording import escaped
+
 Point = tuple[float, float]
 Look = Literal["faint", "line", "points", "crosses"]
 
@@ -128,7 +130,7 @@ def line_chart(chart: Chart, description: str) -> str:
     for each in measured:
         if each.look == "points":
             _draw_markers(svg, each, chart.x_label, across, up)
-    return ET.tostring(svg, encoding="unicode")
+    return escaped(ET.tostring(svg, encoding="unicode"))
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], unit: str, description: str) -> str:
@@ -145,7 +147,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], unit: str, description: str) ->
         look = "bar chosen" if number == 0 else "bar"
         _add(svg, "rect", look, x=left, y=top, width=width, height=21)
         _text(svg, left + width + 8, top + 15, text)
-    return ET.tostring(svg, encoding="unicode")
+    return escaped(ET.tostring(svg, encoding="unicode"))
 
 
 def smoothed(points: Sequence[Point], width: int) -> list[Point]:

@@ -26,18 +26,23 @@ def write_summary(log_path: Path, out_html: Path) -> None:
     """Write the page of a log. Raises UserError for what is no log, and when it cannot write."""
     page = render(History.of(read_log(log_path)))
     with write_atomically(out_html) as file:
-        # What a model writes need not be valid Unicode.
-        file.write(page.encode("utf-8", "backslashreplace"))
+        file.write(page.encode())
 
 
 def render(history: History) -> str:
     """Return the page as HTML."""
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["visible"] = escaped
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible
+    )
     template = environment.from_string(TEMPLATE.read_text("utf-8"))
     return template.render(**_contents(history))
+
+
+def _visible(value: object) -> object:
+    """Escape the control characters of all that is not markup of ours."""
+    return escaped(value) if type(value) is str else value
 
 
 def _contents(history: History) -> dict[str, Any]:
@@ -48,13 +53,13 @@ def _contents(history: History) -> dict[str, Any]:
     by_default = _defaults()
     rows = _step_rows(history)
     return {
-        "name": escaped(str(config.get("out", "without a start"))),
+        "name": config.get("out", "without a start"),
         "chart_style": Markup(STYLE),
-        "what": escaped(_what(history, flat)),
-        "outcome": escaped(_outcome(history)),
-        "model": escaped(history.end.model) if history.end and history.end.model else None,
+        "what": _what(history, flat),
+        "outcome": _outcome(history),
+        "model": history.end.model if history.end else None,
         "comparison": [(title, Markup(svg)) for title, svg in _comparison(history)],
-        "facts": [tuple(map(escaped, fact)) for fact in _facts(history)],
+        "facts": list(_facts(history)),
         "figures": [(title, Markup(svg)) for title, svg in _figures(history, flat) if svg],
         "validation_heads": [
             ("after step", "n"),
@@ -83,8 +88,7 @@ def _contents(history: History) -> dict[str, Any]:
         "resumed_at": history.resumed_at,
         "checkpoint_heads": [("after step", "n"), ("where", "any"), ("seconds", "n")],
         "checkpoints": [
-            (f"{each.step:,}", escaped(each.path), f"{each.seconds:.1f}")
-            for each in history.checkpoints
+            (f"{each.step:,}", each.path, f"{each.seconds:.1f}") for each in history.checkpoints
         ],
         "setting_heads": [("key", ""), ("value", "any"), ("by default", "any")],
         "settings": [_setting(key, value, by_default) for key, value in flat.items()],
@@ -215,10 +219,10 @@ def _comparison(history: History) -> Iterator[tuple[str, str]]:
         return
     bits = last.bits_per_byte
     name, best = min(end.compressors.items(), key=lambda item: item[1])
+    title = f"The model does not do better on unseen text than {_whole(name)}"
     if bits < best:
-        title = f"The model needs {_percent(1 - bits / best)} fewer bits for unseen text than {_whole(name)}"
-    else:
-        title = f"The model does not do better on unseen text than {_whole(name)}"
+        fewer = _percent(1 - bits / best)
+        title = f"The model needs {fewer} fewer bits for unseen text than {_whole(name)}"
     bars = [("this model", bits), *end.compressors.items()]
     yield title, bar_chart(bars, "bits per byte", title)
 
@@ -385,7 +389,7 @@ def _chosen(
 
 
 def _setting(key: str, value: Any, by_default: Mapping[str, str]) -> tuple[str, str, str]:
-    return escaped(key), escaped(_told(value)), by_default.get(key, "") or "–"
+    return key, _told(value), by_default.get(key, "") or "–"
 
 
 def _told(value: Any) -> str:
