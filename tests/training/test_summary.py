@@ -237,6 +237,22 @@ def test_a_loss_that_rose_again_is_the_message():
     assert "its best was 2.000 nats per token after step 100" in page.text
 
 
+@pytest.mark.parametrize(
+    ("rates", "title"),
+    [
+        ([3e-4, 3e-4], "The learning rate stayed at 0.0003"),
+        (
+            [1e-4, 4e-4, 1e-5],
+            "The learning rate rose to 0.0004 by step 20 and came down to 2.5 % of it",
+        ),
+        ([4e-4, 1e-4], "The learning rate began at 0.0004 and came down to 25 % of it"),
+    ],
+)
+def test_the_course_of_the_learning_rate_is_told(rates, title):
+    steps = (done(10 * n, learning_rate=rate) for n, rate in enumerate(rates, 1))
+    assert page_of(started(), *steps).figures[1] == title
+
+
 def test_a_model_worse_than_gzip_is_not_praised():
     end = RunEnded(50, "finished", 1.0, compressors={"gzip -9": 2.0})
     page = page_of(started(), validated(50, 6.0), end)

@@ -276,7 +276,7 @@ def _rate_title(history: History) -> str:
     title = f"The learning rate rose to {peak:.2g} by step {peak_step:,}"
     if first == peak:
         title = f"The learning rate began at {peak:.2g}"
-    return title if last == peak else f"{title} and came down to {last:.2g}"
+    return title if last == peak else f"{title} and came down to {100 * last / peak:.2g} % of it"
 
 
 def _rate_chart(history: History) -> Chart:
@@ -350,7 +350,7 @@ def _step_row(step: StepDone) -> tuple[str, ...]:
         f"{step.step:,}",
         loss_text(step.loss),
         f"{step.learning_rate:.3g}",
-        f"{step.gradient_norm:.3g}",
+        f"{step.gradient_norm:.3f}",
         f"{step.tokens_per_second:,.0f}",
         f"{step.tokens:,}",
         "" if step.skipped is None else skipped.get(step.skipped, f"skipped: {step.skipped}"),
