@@ -191,7 +191,9 @@ def _feedforward(layer: LayerConfig, d: int, run: Pass, adapted: Adapted | None)
         kept["activated gate"] += run.narrow * wide * activated
         kept["up"] += run.narrow * wide
     else:
-        kept["up"] += run.narrow * wide * (activated and not (by_result and not feedforward.dropout))
+        kept["up"] += (
+            run.narrow * wide * (activated and not (by_result and not feedforward.dropout))
+        )
     if feedforward.dropout:
         kept["dropout"] += run.narrow * wide
     kept += _inputs(["feedforward.down"], feedforward.d_ff // run.tensor, run, adapted)
