@@ -7,7 +7,6 @@ Symbols: B rows, T tokens of a row on this process, d = d_model, h, h_kv, d_h, f
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from armillary.config import (
@@ -22,6 +21,7 @@ Kept = Counter[str]
 """Bytes by what they are."""
 
 _WIDE = 4  # bytes of float32: weights, residual path, statistics
+_OUT, _DOWN = ["attention.out"], ["feedforward.down"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _attention(attention: AttentionConfig, d: int, run: Pass, adapted: Adapted |
         kept["inputs of norms"] += _WIDE * heads * d_h
         kept += _norm("norms", norm, heads, d_h, run.narrow, adapted is None)
     kept += _attend(attention, h, h_kv, run)
-    kept += _inputs(["attention.out"], h * d_h, run, adapted)
+    kept += _inputs(_OUT, h * d_h, run, adapted)
     return kept
 
 
@@ -196,19 +196,30 @@ def _feedforward(layer: LayerConfig, d: int, run: Pass, adapted: Adapted | None)
         )
     if feedforward.dropout:
         kept["dropout"] += run.narrow * wide
-    kept += _inputs(["feedforward.down"], feedforward.d_ff // run.tensor, run, adapted)
+    kept += _inputs(_DOWN, feedforward.d_ff // run.tensor, run, adapted)
     return kept
 
 
-def _inputs(names: Iterable[str], width: int, run: Pass, adapted: Adapted | None) -> Kept:
-    """What projections of one vector keep of it: float32 once, else a narrow copy for each."""
-    if adapted is not None:
-        names = [name for name in names if name in adapted.projections]
-    count = len(list(names))
-    copies = min(count, 1) if run.narrow == _WIDE else count
-    kept = Kept({"inputs of projections": run.narrow * copies * run.tokens * width})
-    if adapted is not None and count:
-        kept["adapters"] += run.narrow * count * run.tokens * adapted.rank
-        if adapted.dropout:
-            kept["dropout"] += _WIDE * count * run.tokens * width
-    return +kept
+def _inputs(names: list[str], width: int, run: Pass, adapted: Adapted | None) -> Kept:
+    """What projections of one vector keep of it: float32 once, else a narrow copy for each.
+
+    A frozen projection keeps nothing, an adapter what it reads; dropout gives each its own.
+    """
+    if adapted is None:
+        copies = 1 if run.narrow == _WIDE else len(names)
+        return Kept({"inputs of projections": run.narrow * copies * run.tokens * width})
+    count = len(adapted.projections.intersection(names))
+    if not count:
+        return Kept()
+    shared = run.narrow == _WIDE and not adapted.dropout
+    kept = Kept(
+        {
+            "inputs of projections": run.narrow * (1 if shared else count) * run.tokens * width,
+            "adapters": run.narrow * count * run.tokens * adapted.rank,
+        }
+    )
+    if adapted.dropout:
+        # Of a norm's result in float32, of all others as they are.
+        type_ = run.narrow if names in (_OUT, _DOWN) else _WIDE
+        kept["dropout"] = type_ * count * run.tokens * width
+    return kept
