@@ -11,6 +11,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -76,6 +78,22 @@ def write_directory_atomically(
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+@dataclass(frozen=True)
+class Writer:
+    """One of `count` processes that write a directory together; number 0 writes what is one.
+
+    `directory` is entered by all of them and gives all the same partial directory, which takes
+    its place when the last is done, and only when none failed.
+    """
+
+    number: int = 0
+    count: int = 1
+    directory: Callable[[Path], AbstractContextManager[Path]] = write_directory_atomically
+
+
+ALONE = Writer()
 
 
 def set_aside(path: Path) -> Path:

@@ -6,7 +6,7 @@ see the whole computation; hidden states and logits never leave it.
 
 from torch import Tensor, nn
 
-from armillary.decoder import Decoder
+from armillary.decoder import Decoder, SequencePart
 from armillary.training.loss import CHUNK, LossSum, next_token_loss
 
 
@@ -17,7 +17,7 @@ class Objective(nn.Module):
         (loss.total / count_of_the_whole_step).backward()
 
     z_loss and chunk as in `chunked_cross_entropy`. The decoder's parameters keep their names under
-    `decoder.`.
+    `decoder.`. With a `part` of the sequences, the loss is that of its places.
     """
 
     def __init__(self, decoder: Decoder, *, z_loss: float = 0.0, chunk: int = CHUNK) -> None:
@@ -25,6 +25,7 @@ class Objective(nn.Module):
         self.decoder = decoder
         self.z_loss = z_loss
         self.chunk = chunk
+        self.part: SequencePart | None = None
 
     def forward(
         self,
@@ -37,5 +38,9 @@ class Objective(nn.Module):
 
         Without `documents` a row is one document, and without `positions` they are counted.
         """
-        hidden = self.decoder.hidden(tokens, documents=documents, positions=positions)
+        hidden = self.decoder.hidden(
+            tokens, documents=documents, positions=positions, part=self.part
+        )
+        if self.part is not None:
+            labels = self.part.take(labels)
         return next_token_loss(self.decoder, hidden, labels, z_loss=self.z_loss, chunk=self.chunk)
