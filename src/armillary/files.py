@@ -10,7 +10,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,13 +50,15 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def write_directory_atomically(path: Path) -> Iterator[Path]:
+def write_directory_atomically(
+    path: Path, checksums: Mapping[str, str] | None = None
+) -> Iterator[Path]:
     """Give an empty directory that takes `path`'s place when the block ends, manifest and all.
 
     An existing `path` is replaced only when it is empty or holds a manifest of ours, so that no
     other directory is ever lost to a slip of the name. It is set aside under `set_aside(path)`
     until the new one stands, then removed; a crash in between leaves it there, and the next
-    write brings it back first.
+    write brings it back first. `checksums` as in `write_manifest`, read when the block ends.
     Raises UserError when `path` is in the way or cannot be written.
     """
     with as_user_error(path):
@@ -69,12 +73,28 @@ def write_directory_atomically(path: Path) -> Iterator[Path]:
             yield partial
             for file in sorted(partial.rglob("*")):
                 _sync(file)
-            write_manifest(partial)
+            write_manifest(partial, checksums)
             _sync(partial)
             _swap(partial, path, old)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+@dataclass(frozen=True)
+class Writer:
+    """One of `count` processes that write a directory together; number 0 writes what is one.
+
+    `directory` is entered by all of them and gives all the same partial directory, which takes
+    its place when the last is done, and only when none failed.
+    """
+
+    number: int = 0
+    count: int = 1
+    directory: Callable[[Path], AbstractContextManager[Path]] = write_directory_atomically
+
+
+ALONE = Writer()
 
 
 def set_aside(path: Path) -> Path:
@@ -141,35 +161,43 @@ def sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def write_manifest(directory: Path) -> None:
-    """Name every file of the directory with its size in bytes and its SHA-256."""
+def write_manifest(directory: Path, checksums: Mapping[str, str] | None = None) -> None:
+    """Name every file of the directory with its size in bytes and its SHA-256.
+
+    `checksums` are those that are known already, by a file's name; the rest are computed.
+    """
+    known = checksums or {}
     files = sorted(path for path in directory.rglob("*") if path.is_file())
+    names = {path.relative_to(directory).as_posix(): path for path in files}
+    names.pop(MANIFEST, None)
     entries = {
-        path.relative_to(directory).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256(path),
-        }
-        for path in files
-        if path != directory / MANIFEST
+        name: {"bytes": path.stat().st_size, "sha256": known.get(name) or sha256(path)}
+        for name, path in names.items()
     }
     manifest = {"format": _MANIFEST_FORMAT, "version": 1, "files": entries}
     write_json(directory / MANIFEST, manifest)
 
 
-def verify_manifest(directory: Path, checksums: bool = False) -> None:
+def verify_manifest(
+    directory: Path, checksums: bool = False, share: tuple[int, int] = (0, 1)
+) -> list[str]:
     """Hold the files against the manifest: there and of the right size, or also of the right sum.
 
+    `share` (i, n) compares the sums of every n-th file only, from the i-th on: n processes may
+    divide the work. Returns the names of all files.
     Raises CheckpointError naming the file that differs.
     """
-    for name, (size, checksum) in _manifest_entries(directory).items():
+    entries = _manifest_entries(directory)
+    for number, (name, (size, checksum)) in enumerate(entries.items()):
         path = directory / name
         if not path.is_file():
             raise CheckpointError(f"{directory}: {name} is in the manifest but not there")
         found = path.stat().st_size
         if found != size:
             raise CheckpointError(f"{path}: has {found} bytes, the manifest says {size}")
-        if checksums and sha256(path) != checksum:
+        if checksums and number % share[1] == share[0] and sha256(path) != checksum:
             raise CheckpointError(f"{path}: its SHA-256 is not the manifest's; save it again")
+    return list(entries)
 
 
 def _manifest_entries(directory: Path) -> dict[str, tuple[int, str]]:
