@@ -350,6 +350,12 @@ def write_huggingface(
         write_sharded(partial, theirs, max_shard_bytes, writer)
 
 
+def check_expressible(config: DecoderConfig, family: Family = FAMILIES[0]) -> None:
+    """Raise UserError naming what the family cannot express, before anything is written."""
+    names_in_file(config, family.huggingface.tensors, f"the {family.name} family")
+    _config_entries(config, family, (), {})
+
+
 def _config_entries(
     config: DecoderConfig,
     family: Family,
@@ -366,7 +372,8 @@ def _config_entries(
     for name in ("n_heads", "n_kv_heads", "d_ff"):
         values[name] = values[name][0]
     values["activation"] = next(
-        theirs for theirs, ours in _ACTIVATIONS.items() if ours == facts.activation
+        (theirs for theirs, ours in _ACTIVATIONS.items() if ours == facts.activation),
+        facts.activation,
     )
     if isinstance(rotary.scaling, DynamicNTK):
         # Readers of this rule take the original window from here; there is no other key for it.

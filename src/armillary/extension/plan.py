@@ -312,7 +312,7 @@ def _why(config: DecoderConfig, to: int, best: RulePlan, reaching: tuple[RotaryG
     slowest = float(np.max(change.before / change.after))
     rest = f" {best.unseen} pairs still meet new angles." if best.unseen else ""
     return (
-        f"{beginning}{seen}; {best.name} slows pairs by up to {slowest:.3g} times, leaves {kept} as "
-        f"they are and moves no angle inside the old window by more than "
+        f"{beginning}{seen}; {best.name} slows pairs by up to {slowest:.3g} times, leaves {kept} "
+        f"as they are and moves no angle inside the old window by more than "
         f"{best.change_in_short_texts:.3g} turns.{rest}"
     )
