@@ -1,8 +1,9 @@
 """What `armillary extend` prints: a plan as tables or facts, and what came of applying a rule."""
 
 import json as json_module
+import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from armillary.extension.rules import RuleName, RuleOptions
 
 Facts = dict[str, Any]
-_MOST_BYTES = 1 << 20
 
 
 def read_factors(path: Path | None) -> tuple[float, ...] | None:
@@ -165,6 +165,8 @@ def _sections(planned: "ExtensionPlan") -> "Iterator[tuple[str, Table]]":
 
 
 def _pairs_table(part: "GroupChange") -> "Table":
+    from armillary.diagnosis.frequencies import frequencies_at
+
     change = part.change
     table = _table(
         "pair",
@@ -173,19 +175,30 @@ def _pairs_table(part: "GroupChange") -> "Table":
         "new wavelength",
         f"turns in {change.target:,}",
         "slowed",
-        "angles never trained",
+        "new angles without a rule",
+        "with it",
     )
+    alone = replace(change, after=frequencies_at(part.group.rotary, change.target))
     for i in range(len(change.before)):
         table.add_row(
             f"{i}",
-            f"{change.wavelengths[i]:,.5g}",
-            f"{change.turns[i]:,.3g}",
-            f"{change.new_wavelengths[i]:,.5g}",
-            f"{change.new_turns[i]:,.3g}",
+            _number(change.wavelengths[i], 4),
+            _number(change.turns[i], 3),
+            _number(change.new_wavelengths[i], 4),
+            _number(change.new_turns[i], 3),
             f"{change.before[i] / change.after[i]:.3g} ×",
+            "yes" if alone.unseen[i] else "–",
             "yes" if change.unseen[i] else "–",
         )
     return table
+
+
+def _number(value: float, digits: int) -> str:
+    """So many digits that mean something, and never an exponent."""
+    if not value:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(value)))
+    return f"{value:,.{decimals}f}"
 
 
 def _rules_table(planned: "ExtensionPlan") -> "Table":
@@ -206,8 +219,8 @@ def _rules_table(planned: "ExtensionPlan") -> "Table":
         table.add_row(
             _rule_text(each),
             f"{each.unseen}",
-            f"{each.change_in_short_texts:,.3g} turns",
-            f"{each.change_in_long_texts:,.3g} turns",
+            f"{_number(each.change_in_short_texts, 3)} turns",
+            f"{_number(each.change_in_long_texts, 3)} turns",
             ", ".join(sorted(factors)),
             "; ".join(filter(None, [mark, *each.notices])),
         )
@@ -251,7 +264,7 @@ def _table(*headings: str) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number in (0, 6) or not heading else "right")
+        table.add_column(heading, justify="left" if number in (0, 6, 7) or not heading else "right")
     return table
 
 

@@ -35,7 +35,8 @@ def draw_frequencies(planned: "ExtensionPlan", path: Path) -> None:
     shown = planned.recommended or next(iter(possible), None)
     if shown is None or not shown.changes:
         raise UserError(f"{path}: there is nothing to draw; {planned.why}")
-    figure = _figure(planned, shown, [each for each in possible if each is not shown])
+    others = [each for each in possible if each is not shown and each.rule is not None]
+    figure = _figure(planned, shown, others)
     buffer = io.BytesIO()
     # Without the date and with fixed ids, equal plans give equal files.
     figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)

@@ -293,7 +293,7 @@ def _why(config: DecoderConfig, to: int, best: RulePlan, reaching: tuple[RotaryG
     never = int((change.turns < 1).sum())
     carried = existing_rule(reaching)
     if best.name == carried.kind and best.name in _TRAINED:
-        beginning = f"The weights were trained under {carried.kind}. "
+        beginning = f"The model carries {carried.kind} already. "
     else:
         beginning = ""
     if never:
