@@ -100,7 +100,7 @@ def test_settings_that_cannot_be_compared_are_refused():
 
 
 def test_layers_that_rotate_alike_and_read_as_far_are_together():
-    """Partial rotation, another base, a window and none of it stand apart; order is of first use."""
+    """Partial rotation and a window stand apart, in the order of their first use."""
     partial, local = layer(rotary={"d_rotary": 4}), layer(attention={"window": 4})
     unrotated = layer(attention={"rotary": None})
     groups = rotary_groups(config(layer(), local, partial, unrotated, local, layer()))

@@ -23,11 +23,14 @@ from armillary.diagnosis.size import (
     multiplied_parameters,
     outer_steps,
     parameter_count,
+    prefill_bytes,
+    prefill_flops,
     ranges_text,
 )
 from armillary.errors import UserError
 from armillary.parts.kv_cache import KVCache
 from support.models import VARIANTS, config, layer
+from support.tensor_memory import TensorMemory
 
 # Every part switched, alone, and some that go together.
 SWITCHED = VARIANTS | {
@@ -288,3 +291,35 @@ def test_a_learned_table_bounds_the_length():
 )
 def test_layer_numbers_in_short(indices, text):
     assert ranges_text(list(indices)) == text
+
+
+def test_prefill_flops_are_those_of_its_tokens_with_one_row_of_logits():
+    mixed = config(layer(attention={"window": 4}), layer())
+    head = 2 * mixed.vocab_size * mixed.d_model
+    for length in (1, 3, 4, 11):
+        each = sum(forward_flops(mixed, n) for n in range(1, length + 1))
+        assert prefill_flops(mixed, length) == each - (length - 1) * head
+
+
+@pytest.mark.parametrize("name", ["grouped", "all heads", "wide", "window", "mlp"])
+def test_prefill_bytes_are_what_its_tensors_take(name):
+    """Within a quarter, at the mask's widest and at the feed-forward's."""
+    wide = config(*[layer(feedforward={"d_ff": 600})] * 2, max_positions=700)
+    models = {
+        "grouped": config(max_positions=700),
+        "all heads": config(*[layer(attention={"n_kv_heads": 6})] * 2, max_positions=700),
+        "wide": wide,
+        "window": config(*[layer(attention={"window": 100})] * 2, max_positions=700),
+        "mlp": config(*[layer(feedforward={"kind": "mlp", "d_ff": 2000})] * 2, max_positions=700),
+    }
+    model = models[name]
+    decoder = Decoder(model).eval()
+    cache = KVCache(model, capacity=700)
+    tokens = torch.zeros(1, 700, dtype=torch.long)
+    memory = TensorMemory()
+    memory.know([*decoder.parameters(), tokens])
+    with torch.no_grad(), memory:
+        decoder.prefill(tokens, cache, chunk=128)
+    assert prefill_bytes(model, "float32", 700, 128) == pytest.approx(
+        memory.peak - cache.nbytes, rel=1 / 4
+    )

@@ -245,22 +245,20 @@ def _keys_read_in_all(layer: LayerConfig, length: int) -> int:
 def prefill_bytes(config: DecoderConfig, dtype: str, length: int, chunk: int = 512) -> int:
     """Bytes of activations at the end of a prompt that is taken in by chunks of one sequence.
 
-    At the widest place of a layer: the residual and what its sub-layer reads, then either queries,
-    keys and values before and after rotation with the mask over all keys (one of booleans, one
-    for each query of a group, and one of numbers, which kernels on the CPU make of it), or the
-    feed-forward. Weights and cache are not in it.
+    At the widest place of a layer, beside the residual and what leads there: queries, keys and
+    values before and after rotation with the mask over all keys (booleans, again for each query of
+    a group, and the numbers that kernels on the CPU make of them), or the feed-forward's gate, its
+    activation, up and their product. Weights and cache are not in it.
     """
     tokens, size = min(chunk, length), BYTES_OF[dtype]
-    widest = max(
-        max(
-            2 * tokens * (a.n_heads + 2 * a.n_kv_heads) * a.d_head * size
-            + _mask_bytes(a, tokens, length, size),
-            3 * tokens * layer.feedforward.d_ff * size,
-        )
-        for layer in config.layers
-        for a in (layer.attention,)
-    )
-    return 2 * tokens * config.d_model * size + widest + config.vocab_size * size
+    widest = 0
+    for layer in config.layers:
+        heads, wide = layer.attention, layer.feedforward
+        width = 2 * config.d_model + 2 * (heads.n_heads + 2 * heads.n_kv_heads) * heads.d_head
+        masked = tokens * width * size + _mask_bytes(heads, tokens, length, size)
+        products = 5 * config.d_model + (4 if wide.kind == "glu" else 2) * wide.d_ff
+        widest = max(widest, masked, tokens * products * size)
+    return widest + config.vocab_size * size
 
 
 def _mask_bytes(attention: AttentionConfig, tokens: int, length: int, size: int) -> int:
