@@ -43,7 +43,7 @@ def test_a_plan_shows_pairs_rules_needs_and_advice(run):
     assert output.startswith("tiny: window 64 → 256\n")
     _, *pairs = rows(output, "channel pairs of layers 0–1, before and after yarn, factor 4")
     assert len(pairs) == 5
-    assert pairs[0][:5] == ["0", "6.283", "10.2", "8.378", "30.6"]
+    assert pairs[0][:5] == ["0", "6.283", "10.2", "6.283", "40.7"]
     # Without a rule the two slowest meet new angles, with it none does.
     assert [row[-2:] for row in pairs] == [["–", "–"]] * 3 + [["yes", "–"]] * 2
     _, *rules = rows(output, "rules")
@@ -164,7 +164,7 @@ PLAN, APPLY = ("plan", "tiny", "--to", 256), ("apply", "tiny", "--to", 256)
         ((*APPLY, "--out", "x"), "extend apply needs --rule RULE (extend plan recommends one)"),
         ((*APPLY, "--rule", "yarn", "-o", "x", "--figure", "x.svg"), "--figure goes with"),
         (("apply", "tiny", "--to", 64, "--rule", "yarn", "-o", "x"), "the target 64 is not above"),
-        ((*APPLY, "--rule", "longrope", "-o", "x"), "give --short-factors FILE, a JSON list"),
+        ((*APPLY, "--rule", "longrope", "-o", "x"), "the rule longrope needs a divisor"),
         (
             (*PLAN, "--rule", "longrope", "--short-factors", "numbers.json"),
             "numbers.json: must be a JSON list of numbers",
