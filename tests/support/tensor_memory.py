@@ -14,17 +14,22 @@ from torch.utils._pytree import tree_leaves
 
 
 class TensorMemory(TorchDispatchMode):
-    """A context whose `peak` is the most bytes that tensors made in it held at one time."""
+    """A context whose `peak` is the most bytes that tensors made in it held at one time.
 
-    def __init__(self) -> None:
+    `before` are tensors that are there already, and of which operations give views.
+    """
+
+    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.peak = 0
         self._held = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._before = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
 
-    def know(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Leave out tensors that were there before: operations give views of them."""
-        self._known.update(tensor.untyped_storage() for tensor in tensors)
+    @property
+    def held(self) -> int:
+        """Bytes that these tensors hold now, also where storages were emptied or filled since."""
+        return sum(storage.nbytes() for storage in self._known)
 
     def __torch_dispatch__(
         self,
@@ -41,7 +46,7 @@ class TensorMemory(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        if storage not in self._known:
+        if storage not in self._known and storage not in self._before:
             self._known.add(storage)
             self._held += storage.nbytes()
             weakref.finalize(storage, self._free, storage.nbytes())

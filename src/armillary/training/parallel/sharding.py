@@ -7,7 +7,8 @@ layer's weights before it runs.
 
 import logging
 
-from torch.distributed.fsdp import FSDPModule, fully_shard
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from armillary.training.checkpointing import checkpoint_layers
 from armillary.training.objective import Objective
@@ -23,6 +24,7 @@ def parallelise(
     checkpoint: bool = False,
     compile: bool = False,
     reshard: bool = True,
+    compute: torch.dtype | None = None,
 ) -> None:
     """Split an objective's weights, and each pass, over the ranks, in place.
 
@@ -35,6 +37,8 @@ def parallelise(
     compile     compile each layer by itself
     reshard     give a layer's gathered weights back after its forward pass and gather them again
                 for its backward pass: less memory, a half more communication
+    compute     the type that autocast multiplies in, if it does: layers are gathered in it. Else
+                autocast's own copies of all layers would stay until the backward pass
     """
     decoder = objective.decoder
     if ranks.mesh is not None and ranks.sizes.tensor > 1:
@@ -51,8 +55,11 @@ def parallelise(
     if ranks.mesh is None:
         return
     mesh = ranks.mesh["replicate", "shard"] if ranks.sizes.replicate > 1 else ranks.mesh["shard"]
+    # Gradients are summed in the weights' own type. What is outside the layers is used in it too.
+    narrow = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy() if compute in (None, torch.float32) else narrow
     for layer in decoder.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(objective, mesh=mesh)
     for module in objective.modules():
         if isinstance(module, FSDPModule):
