@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,10 +61,10 @@ def train(
     sizes: Sizes,
     optimizer: OptimizerConfig,
     dtype: torch.dtype = torch.float64,
-    **options: bool,
+    **options: Any,
 ) -> Record:
     """A few steps with clipping on two micro-batches each, spread over the ranks."""
-    record = Record()
+    record, compute = Record(), options.get("compute")
     objective = Objective(build(config, dtype=dtype).train(), z_loss=0.01, chunk=5)
     names = [name for name, _ in objective.decoder.named_parameters()]
     with nullcontext(Ranks.single()) if sizes.world == 1 else start_ranks(sizes) as ranks:
@@ -79,7 +80,8 @@ def train(
             for number in range(MICRO_BATCHES):
                 part = slice(number * size, (number + 1) * size)
                 synchronise(objective, number == MICRO_BATCHES - 1)
-                loss = objective(**{name: array[part] for name, array in mine.items()})
+                with torch.autocast("cpu", compute, enabled=compute is not None):
+                    loss = objective(**{name: array[part] for name, array in mine.items()})
                 (loss.total / total).backward()
                 nats += float(loss.total.detach()) / total
             record.losses.append(ranks.sum_of_parts([nats])[0])
