@@ -16,7 +16,6 @@ from armillary.training.memory import (
     MemoryPlan,
     least_ranks,
     plan,
-    sizes_of,
     to_fit,
 )
 from armillary.training.objective import Objective
@@ -143,7 +142,7 @@ def held_by_rank(parallel: dict[str, int]) -> dict[str, int]:
     """What this rank holds after a step."""
     config = run_of(parallel=parallel)
     decoder = open_model(config).decoder
-    with start_ranks(sizes_of(config, decoder, 2)) as here:
+    with start_ranks(config.sizes(decoder, 2)) as here:
         objective = Objective(Decoder(decoder).train())
         parallelise(objective, here)
         optimizer = build_optimizer(objective, config.optimizer())
@@ -162,7 +161,7 @@ def held_after_forward(compute: torch.dtype | None) -> int:
     """Bytes beside its weights that this rank holds when a pass in bfloat16 is over."""
     config = run_of(LARGER, parallel={"shard": 2})
     decoder = open_model(config).decoder
-    with start_ranks(sizes_of(config, decoder, 2)) as here:
+    with start_ranks(config.sizes(decoder, 2)) as here:
         objective = Objective(Decoder(decoder).train())
         parallelise(objective, here, compute=compute)
         tokens = torch.arange(64).reshape(4, 16) % 61

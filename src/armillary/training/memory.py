@@ -20,7 +20,7 @@ from armillary.diagnosis.size import Weight, forward_flops, layer_groups, outer_
 from armillary.errors import ConfigError
 from armillary.training.activations import Adapted, Kept, Pass, layer_kept, outside_kept, widest
 from armillary.training.loss import CHUNK
-from armillary.training.parallel.config import Sizes, check_parallel
+from armillary.training.parallel.config import Sizes
 from armillary.training.parallel.tensor import share_of
 from armillary.training.run_config import RunConfig
 
@@ -142,21 +142,6 @@ def least_ranks(config: RunConfig) -> int:
     return max(own.shard, 1) * own.replicate * own.tensor * own.context
 
 
-def sizes_of(config: RunConfig, decoder: DecoderConfig, ranks: int) -> Sizes:
-    """How `ranks` processes share the run. Raises ConfigError for what does not divide."""
-    own, parallel = config.train, config.parallel
-    # All rows that a process gets, when nothing smaller is asked for.
-    share = own.batch_size * parallel.tensor * parallel.context // ranks
-    return check_parallel(
-        parallel,
-        decoder,
-        world=ranks,
-        length=config.data.length,
-        batch_size=own.batch_size,
-        micro_batch=own.micro_batch_size or max(share, 1),
-    )
-
-
 def to_fit(
     config: RunConfig,
     decoder: DecoderConfig,
@@ -237,7 +222,7 @@ class _Run:
 
     def __init__(self, config: RunConfig, decoder: DecoderConfig, ranks: int) -> None:
         self.config, self.decoder, own = config, decoder, config.train
-        self.sizes = sizes_of(config, decoder, ranks)
+        self.sizes = config.sizes(decoder, ranks)
         self.precision = "bfloat16" if own.precision == "auto" else own.precision
         self.narrow = _WIDE if self.precision == "float32" else 2
         rows = own.batch_size // self.sizes.data
