@@ -282,6 +282,12 @@ def test_losses_that_are_no_numbers_break_nothing():
     assert row in page.rows
 
 
+def test_a_skipped_step_bends_no_curve():
+    page = page_of(started(), done(1), done(2, loss=1e3, skipped="nonfinite"), done(3))
+    assert "1000.000" in page.text  # in the table
+    assert "1,000" not in page.text  # on no axis
+
+
 def test_long_runs_make_short_tables():
     page = page_of(started(steps=10**6), *map(done, range(10, 100_010, 10)))
     assert "of 10000 that were logged" in page.text

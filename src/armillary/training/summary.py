@@ -384,7 +384,7 @@ def _chosen(
             if default == "null":
                 yield key, "as follows"
             yield from _chosen(value, by_default, f"{key}.")
-        elif default == "" or yaml.safe_load(default) != value:
+        elif yaml.safe_load(default) != value:  # what must be given has no default
             yield key, value
 
 
