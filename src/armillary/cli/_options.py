@@ -27,7 +27,14 @@ class Invocation:
 
 
 class Interrupted(Exception):  # noqa: N818  # like KeyboardInterrupt, it is no error
-    """The user has interrupted, and there is more to say than that."""
+    """The user, or the system, has interrupted, and there is more to say than that.
+
+    `code` is the exit code: 128 and the signal's number.
+    """
+
+    def __init__(self, said: str, code: int = 130) -> None:
+        super().__init__(said)
+        self.code = code
 
 
 def _note_debug(context: typer.Context, wanted: bool) -> bool:
