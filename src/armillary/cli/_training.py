@@ -326,12 +326,7 @@ def _facts(history: "History", summary: Path | None) -> dict[str, object]:
 
 
 def _result(history: "History", summary: Path | None) -> list[str]:
-    start, last, best, end = (
-        history.start,
-        history.last_validation,
-        history.best_validation,
-        history.end,
-    )
+    start, last, end = history.start, history.last_validation, history.end
     lines = [end.model] if end is not None and end.model is not None else []
     rows: list[tuple[str, str]] = []
     planned = f" of {start.steps:,}" if start else ""
@@ -340,7 +335,8 @@ def _result(history: "History", summary: Path | None) -> list[str]:
     if last is not None:
         bits, nats = loss_text(last.bits_per_byte), loss_text(last.loss)
         rows.append(("validation", f"{bits} bits per byte, {nats} nats per token"))
-    if best is not None and last is not None and best.loss < last.loss:
+    best = history.better_validation
+    if best is not None:
         rows.append(("its best", f"{loss_text(best.loss)} nats per token, step {best.step:,}"))
     for name, bits_per_byte in (end.compressors if end else {}).items():
         rows.append((name, f"{loss_text(bits_per_byte)} bits per byte"))
