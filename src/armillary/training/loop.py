@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from armillary.checkpoints import save_armillary, write_huggingface
 from armillary.data import Batch
 from armillary.diagnosis.size import forward_flops
 from armillary.errors import ConfigError, UserError
@@ -40,6 +39,7 @@ from armillary.training.interrupts import Interrupts
 from armillary.training.lora import add_lora, merge_lora
 from armillary.training.objective import Objective
 from armillary.training.optimizer import build_optimizer
+from armillary.training.parallel.export import export_armillary, export_huggingface
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.parallel.sharding import parallelise, synchronise
 from armillary.training.precision import Precision
@@ -52,7 +52,6 @@ from armillary.training.validation import (
     compressed_bits_per_byte,
     held_out_loss,
 )
-from armillary.weights import to_write
 
 CHECKPOINTS, MODEL = "checkpoints", "model"
 
@@ -322,10 +321,10 @@ class Trainer:
         generation = {**self.work.generation, "eos_token_id": list(self._end_ids())}
         tokenizer = self.work.tokenizer
         try:
-            write_huggingface(path, decoder.config, to_write(decoder), tokenizer, generation)
+            export_huggingface(path, decoder, tokenizer, generation)
         except ConfigError as error:
             self._tell(Notice(self.progress.step, f"the model is written in our format: {error}"))
-            save_armillary(path, decoder.config, to_write(decoder), tokenizer, generation)
+            export_armillary(path, decoder, tokenizer, generation)
         if unmerge is not None:
             unmerge()
         return path
