@@ -67,6 +67,27 @@ def train(
             rich_help_panel="Planning",
         ),
     ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1 << 20,
+            help="With --plan: so many processes (default: as many as parallel names).",
+            rich_help_panel="Planning",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="With --plan: what each process has, such as 80GB (default: that of the GPU "
+            "here, or the machine's).",
+            rich_help_panel="Planning",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -77,7 +98,7 @@ def train(
       armillary train run.yaml --set train.lr=3e-4 --set out=runs/second
       armillary train run.yaml --resume
       torchrun --nproc-per-node 8 -m armillary train run.yaml --set parallel.tensor=2
-      armillary train run.yaml --plan
+      armillary train run.yaml --plan --ranks 64 --memory 80GB
 
     SIGINT (^C) and SIGTERM save first; --resume goes on from there.
     """
@@ -90,7 +111,11 @@ def train(
 
     config = RunConfig.load(run, settings or [])
     if plan:
-        _plan(config, json)
+        from armillary.cli._plan import show_plan
+
+        show_plan(str(run), config, ranks, memory, json)
+    elif ranks is not None or memory is not None:
+        raise UserError("--ranks and --memory are of a plan; add --plan, or start with torchrun")
     else:
         _train(run, config, resume, allow or [], json)
 
@@ -106,10 +131,6 @@ def _explain(json: bool) -> None:
         else:
             given = f", default {default}" if default else ", must be given"
             print(f"  {name}  ({kind}{given})\n      {meaning}")
-
-
-def _plan(config: "RunConfig", json: bool) -> None:
-    raise UserError("--plan: not yet")
 
 
 def _train(run: Path, config: "RunConfig", resume: bool, allow: list[str], json: bool) -> None:

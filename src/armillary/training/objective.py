@@ -4,6 +4,8 @@ One forward from tokens to a loss lets everything that hooks into modules (shard
 see the whole computation; hidden states and logits never leave it.
 """
 
+from typing import overload
+
 from torch import Tensor, nn
 
 from armillary.decoder import Decoder, SequencePart
@@ -27,17 +29,32 @@ class Objective(nn.Module):
         self.chunk = chunk
         self.part: SequencePart | None = None
 
+    @overload
     def forward(
         self,
         tokens: Tensor,
         labels: Tensor,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
-    ) -> LossSum:
+    ) -> LossSum: ...
+    @overload
+    def forward(self, tokens: Tensor) -> Tensor: ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> LossSum | Tensor:
         """Each (B, T) int64, as `PackedBatches` gives them → sums over the labelled tokens.
 
         Without `documents` a row is one document, and without `positions` they are counted.
+        Without labels, for a model that writes: the logits of each row's last token, (B, V); every
+        process computes whole sequences then.
         """
+        if labels is None:
+            return self.decoder.project(self.decoder.hidden(tokens)[:, -1])
         hidden = self.decoder.hidden(
             tokens, documents=documents, positions=positions, part=self.part
         )

@@ -91,7 +91,12 @@ class Ranks:
 
         They hold the same activations, and must drop the same of them.
         """
-        return seed * self.world + self.rank // self.sizes.tensor
+        return seed * self.world + self.random_stream
+
+    @property
+    def random_stream(self) -> int:
+        """Which of the streams of random numbers is this process's; tensor peers share one."""
+        return self.rank // self.sizes.tensor
 
     def sum_of_rows(self, numbers: Sequence[float]) -> list[float]:
         """Each number summed over the data ranks; peers that hold the same rows count once.
