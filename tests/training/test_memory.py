@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from armillary import Decoder, DecoderConfig
+from armillary import Decoder
 from armillary.errors import ConfigError
 from armillary.training.checkpointing import checkpoint_layers
 from armillary.training.memory import (
