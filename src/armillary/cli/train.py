@@ -1,5 +1,6 @@
 """`armillary train`: a run from its settings to a model, or a part of it."""
 
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -139,9 +140,11 @@ def _train(run: Path, config: "RunConfig", resume: bool, allow: list[str], json:
     from armillary.cli._training import TrainingDisplay, print_event, print_result
     from armillary.training.history import History
     from armillary.training.log import read_log
-    from armillary.training.run import LOG, train
+    from armillary.training.run import LOG, SUMMARY, train
     from armillary.training.setup import Progress
 
+    # Of torchrun's processes one shows how it goes.
+    shows = os.environ.get("RANK", "0") == "0"
     with (
         TransferProgress() as transfer,
         PreparationProgress() as preparation,
@@ -152,12 +155,13 @@ def _train(run: Path, config: "RunConfig", resume: bool, allow: list[str], json:
             resume=resume,
             allow=allow,
             listeners=[display, *([print_event] if json else [])],
-            progress=Progress(transfer.report, preparation.report),
+            progress=Progress(transfer.report, preparation.report) if shows else None,
         )
     if ended.reason != "finished":
         raise Interrupted(
             f"saved after step {ended.step}; go on with: armillary train {run} --resume",
             code=128 + signal.Signals[ended.reason],
         )
-    history = History.of(read_log(Path(config.out) / LOG))
-    print_result(history, None, json=json)
+    if shows:
+        out = Path(config.out)
+        print_result(History.of(read_log(out / LOG)), out / SUMMARY, json=json)
