@@ -24,12 +24,13 @@ MAX_NORM = 0.5
 
 @dataclass
 class Record:
-    """What a run of a few steps came to: losses, gradients before clipping, final weights."""
+    """What a run of a few steps came to: losses, gradients before clipping, weights and logits."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    logits: list[float] = field(default_factory=list)
 
 
 def batch(step: int) -> dict[str, Tensor]:
@@ -89,6 +90,8 @@ def train(
             record.norms.append(clip_gradients(parameters.values(), MAX_NORM).norm)
             made.step()
             made.zero_grad()
+        with torch.no_grad():
+            record.logits = objective.eval()(batch(0)["tokens"]).flatten().tolist()
         record.weights = {name: whole(p) for name, p in objective.decoder.named_parameters()}
     return record
 
@@ -103,6 +106,7 @@ def apart(one: Record, other: Record) -> dict[str, float]:
     """The greatest relative difference of each kind of result."""
     return {
         "losses": _apart(_tensor(one.losses), _tensor(other.losses)),
+        "logits": _apart(_tensor(one.logits), _tensor(other.logits)),
         "norms": _apart(_tensor(one.norms), _tensor(other.norms)),
         "gradients": max(
             _apart(a[name], b[name])
