@@ -25,6 +25,7 @@ from armillary.training.checkpoint_folder import CheckpointFolder
 from armillary.training.objective import Objective
 from armillary.training.optimizer import OptimizerConfig, build_optimizer
 from armillary.training.random_states import seed_random_states
+from armillary.training.ranks import rank
 from armillary.training.shard_storage import Shards, write_shards
 from support import models
 from support.ranks import on_ranks
@@ -108,7 +109,10 @@ def load(path, kind, layout):
         for parameter in objective.parameters():
             parameter.fill_(float("nan"))
     lines = []
-    state = load_checkpoint(path, objective, optimizer, seed=5, report=lines.append)
+    seed = 5 if layout == "fsdp x tp" else 5 + rank()
+    state = load_checkpoint(
+        path, objective, optimizer, seed=seed, reseed=layout == "fsdp x tp", report=lines.append
+    )
     loaded = everything(objective, optimizer)
     drawn = float(torch.rand(()))
     train(objective, optimizer, steps=1)  # it can go on
@@ -139,24 +143,21 @@ def test_sharded_state_goes_from_two_ranks_to_one_and_back(tmp_path, kind):
     assert ranks == 2
     assert_equal(back, saved)
     assert len(lines) == 1
-    assert "saved by 2 ranks and resumed by 1" in lines[0]
+    assert "saved by 2 processes and resumed by 1 process: random" in lines[0]
     # Each wrote about half, and nothing twice.
     sizes = [(tmp_path / "fsdp" / f"rank-0000{n}.safetensors").stat().st_size for n in (0, 1)]
     assert max(sizes) < 1.2 * min(sizes)
     assert sum(sizes) < 1.2 * (tmp_path / "whole" / "rank-00000.safetensors").stat().st_size
 
 
-def test_ranks_that_were_not_there_get_random_states_of_their_own(tmp_path):
-    seed_random_states(1, 1, 1)
+def test_other_ranks_get_new_random_states_out_of_their_seeds_and_the_step(tmp_path):
     save(tmp_path / "whole", "adamw", "whole")
-    first = float(torch.rand(()))
-    (zero, _), (one, _) = on_ranks(2, load_and_save, tmp_path, "adamw", "hybrid")
-    assert zero[3] == first
-    seed_random_states(5, 2, 1)
-    assert one[3] == float(torch.rand(()))
-    assert len(zero[2]) == 1
-    assert "saved by 1 ranks and resumed by 2" in zero[2][0]
-    assert one[2] == []  # said once
+    results = [one for one, _ in on_ranks(2, load_and_save, tmp_path, "adamw", "hybrid")]
+    for number, (_, _, lines, drawn) in enumerate(results):
+        seed_random_states(5 + number, 2)
+        assert drawn == float(torch.rand(()))
+        assert len(lines) == (number == 0)  # said once
+    assert "whole: saved by 1 process and resumed by 2 processes: random" in results[0][2][0]
 
 
 def test_copies_of_a_shard_are_written_once(tmp_path):
@@ -178,6 +179,10 @@ def test_two_dimensions_of_sharding_of_the_same_rows(tmp_path):
     back, ranks, *_ = load(tmp_path / "fsdp x tp", "adamw", "whole")
     assert ranks == 4
     assert_equal(back, results[0][1])
+    again = on_ranks(4, load, tmp_path / "fsdp x tp", "adamw", "fsdp x tp")
+    assert "by 4 processes and resumed by 4 processes, arranged otherwise" in again[0][2][0]
+    assert len({drawn for *_, drawn in again}) == 1  # of one seed, which tensor peers need
+    assert_equal(again[1][0], results[0][1])
 
 
 def save_uneven(path):

@@ -333,6 +333,8 @@ class Trainer:
         own, batches = self.config.validation, self.work.validation
         if not own.compressors or batches is None or not self.ranks.is_main:
             return {}
+        if batches.dataset.masked:
+            return {}  # of chats the model is measured on the answers alone
         return compressed_bits_per_byte(batches, own.rows)
 
     def _export(self) -> Path:
