@@ -1,7 +1,9 @@
 """The same steps of training by one process and by many, and how far apart they come."""
 
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,12 +62,16 @@ def train(
     config: DecoderConfig,
     sizes: Sizes,
     optimizer: OptimizerConfig,
-    dtype: torch.dtype = torch.float64,
-    **options: bool,
+    on_meta: bool = False,
+    **options: Any,
 ) -> Record:
     """A few steps with clipping on two micro-batches each, spread over the ranks."""
     record = Record()
-    objective = Objective(build(config, dtype=dtype).train(), z_loss=0.01, chunk=5)
+    decoder = build(config)
+    if on_meta:
+        options["weights"] = decoder.state_dict().__getitem__
+        decoder = deepcopy(decoder).to("meta")
+    objective = Objective(decoder.train(), z_loss=0.01, chunk=5)
     names = [name for name, _ in objective.decoder.named_parameters()]
     with nullcontext(Ranks.single()) if sizes.world == 1 else start_ranks(sizes) as ranks:
         parallelise(objective, ranks, **options)

@@ -39,11 +39,11 @@ ON_FOUR: Cases = [
     ("q/k norm", Sizes(shard=2, context=2), {}),
     ("q/k norm", Sizes(shard=2, tensor=2), {}),
     ("62 ids", Sizes(context=2, tensor=2), {}),
-    ("62 ids, tied", Sizes(shard=2, tensor=2), {}),
+    ("62 ids, tied", Sizes(shard=2, tensor=2), {"on_meta": True}),
     ("q/k norm", Sizes(replicate=2, shard=2), {}),
-    ("q/k norm", Sizes(replicate=2, tensor=2), {}),
+    ("out bias", Sizes(replicate=2, tensor=2), {"on_meta": True}),
     ("q/k norm", Sizes(replicate=2, context=2), {}),
-    ("q/k norm", Sizes(context=4), {}),
+    ("q/k norm", Sizes(context=4), {"on_meta": True}),
 ]
 
 
@@ -59,6 +59,11 @@ def _assert_close(n_ranks: int, cases: Cases) -> None:
     for gaps in on_ranks(n_ranks, _gaps, cases):
         for case, gap in zip(cases, gaps, strict=True):
             assert max(gap.values()) < CLOSE, (case, gap)
+
+
+def test_one_process_takes_its_weights_one_by_one_too():
+    alone = train(MODELS["out bias"], Sizes(), ADAMW)
+    assert apart(train(MODELS["out bias"], Sizes(), ADAMW, on_meta=True), alone)["weights"] == 0
 
 
 def test_two_ranks_are_one():
