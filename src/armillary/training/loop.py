@@ -137,7 +137,13 @@ class Trainer:
         self.parameters = _count(self.work.decoder.parameters())
         self.trained = _count(p for p in self.work.decoder.parameters() if p.requires_grad)
         self.objective = Objective(self.work.decoder, z_loss=own.z_loss).train()
-        parallelise(self.objective, self.ranks, checkpoint=own.recompute, compile=own.compile)
+        parallelise(
+            self.objective,
+            self.ranks,
+            checkpoint=own.recompute,
+            compile=own.compile,
+            weights=self.work.weights,
+        )
         self.optimizer = build_optimizer(self.objective, self.config.optimizer())
         self.schedule = self.config.schedule()
         self.folder = CheckpointFolder(

@@ -18,7 +18,7 @@ from armillary.diagnosis.size import Weight, forward_flops, layer_groups, outer_
 from armillary.errors import ConfigError
 from armillary.training.activations import Adapted, Kept, Pass, layer_kept, outside_kept, widest
 from armillary.training.loss import CHUNK
-from armillary.training.parallel.config import Sizes, check_parallel
+from armillary.training.parallel.config import Sizes, check_parallel, shares_vocabulary
 from armillary.training.run_config import RunConfig
 
 ITEMS = ("weights", "gradients", "optimiser", "activations", "logits", "batch")
@@ -277,8 +277,14 @@ class _Run:
 
     @property
     def table(self) -> int:
-        """V × d."""
-        return self.decoder.vocab_size * self.decoder.d_model
+        """V × d, of the ids that a process has the rows of."""
+        return self.ids * self.decoder.d_model
+
+    @property
+    def ids(self) -> int:
+        """V, or a process's share of it."""
+        split = shares_vocabulary(self.decoder, self.sizes.tensor)
+        return self.decoder.vocab_size // (self.sizes.tensor if split else 1)
 
     def _layers(self) -> Iterator[_Layers]:
         for group in layer_groups(self.decoder, 1, 1):
@@ -310,10 +316,15 @@ class _Run:
         dimension = _split_dimension(weight.name)
         if dimension is not None:
             shape[dimension] //= self.sizes.tensor
+        elif weight.name in _BY_ID:
+            shape[0] = self.ids
         used = math.prod(shape)
         # Rows are dealt out; the first process has as many as any.
         shape[0] = -(-shape[0] // (self.sizes.shard * self.sizes.context))
         return _Share(weight, weight.count, used, math.prod(shape), trains)
+
+
+_BY_ID = ("embedding.weight", "head.weight", "head.bias")
 
 
 def _split_dimension(name: str) -> int | None:
@@ -440,7 +451,7 @@ def _logits(run: _Run) -> Iterator[Term]:
     copies = run.narrow + _WIDE * is_narrow + _WIDE
     if run.decoder.final_soft_cap is not None:
         copies += 2 * run.narrow
-    logits = chunk * run.decoder.vocab_size * copies
+    logits = chunk * run.ids * copies
     yield Term("logits", f"logits of {chunk} tokens", logits)
     if is_narrow:
         yield Term("logits", f"head in {run.precision}", run.narrow * run.table)
