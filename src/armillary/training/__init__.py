@@ -6,6 +6,7 @@
     precision.py       half-precision products over float32 weights, with a loss scaler for float16
     checkpointing.py   a layer's activations computed again instead of kept
     lora.py            low-rank adapters: train, merge, save
+    memory.py          what a run needs of each process's memory, from its settings alone
 
 None of these reads data, writes a log or knows a command line. What a run tells is apart:
 

@@ -43,7 +43,6 @@ from armillary.training.parallel.export import export_armillary, export_huggingf
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.parallel.sharding import parallelise, synchronise
 from armillary.training.precision import Precision
-from armillary.training.random_states import seed_random_states
 from armillary.training.run_config import RunConfig, differences
 from armillary.training.samples import continued
 from armillary.training.schedule import set_learning_rates
@@ -143,6 +142,7 @@ class Trainer:
             checkpoint=own.recompute,
             compile=own.compile,
             weights=self.work.weights,
+            compute=self.precision.dtype,
         )
         self.optimizer = build_optimizer(self.objective, self.config.optimizer())
         self.schedule = self.config.schedule()
@@ -309,15 +309,12 @@ class Trainer:
             path,
             self.objective,
             self.optimizer,
-            seed=self.config.seed,
+            # Where states are those of other processes; tensor peers must draw the same.
+            seed=self.ranks.seed(self.config.seed),
+            reseed=facts["sizes"] != asdict(self.ranks.sizes),
             report=lambda text: self._tell(Notice(self.progress.step, text)),
             verify=False,  # done when it was found
         )
-        if facts["sizes"] != asdict(self.ranks.sizes):
-            # States were saved by other processes; tensor peers must draw the same.
-            seed_random_states(
-                self.config.seed, facts["progress"]["step"], self.ranks.random_stream
-            )
         if changed:
             told = f"{', '.join(changed)} changed: the last bits are not those of the run before"
             self._tell(Notice(facts["progress"]["step"], told))

@@ -14,12 +14,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from armillary.config import DecoderConfig
 from armillary.errors import ConfigError
 from armillary.strict_dict import nearest
 from armillary.strict_yaml import parse_yaml, read_text
 from armillary.training.lora import LoraConfig
 from armillary.training.optimizer import OptimizerConfig
-from armillary.training.parallel.config import ParallelConfig
+from armillary.training.parallel.config import ParallelConfig, Sizes, check_parallel
 from armillary.training.schedule import ScheduleConfig
 
 Count = Annotated[int, Field(ge=1)]
@@ -301,6 +302,20 @@ class RunConfig(_Section):
     def adapters(self) -> LoraConfig | None:
         """The settings of the adapters, where there are some."""
         return None if self.lora is None else LoraConfig(**self.lora.model_dump())
+
+    def sizes(self, decoder: DecoderConfig, world: int) -> Sizes:
+        """How `world` processes share the run. Raises ConfigError for what does not divide."""
+        own, parallel = self.train, self.parallel
+        # All rows that a process gets, when nothing smaller is asked for.
+        share = own.batch_size * parallel.tensor * parallel.context // world
+        return check_parallel(
+            parallel,
+            decoder,
+            world=world,
+            length=self.data.length,
+            batch_size=own.batch_size,
+            micro_batch=own.micro_batch_size or max(share, 1),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; every key is there."""
