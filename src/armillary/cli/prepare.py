@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from armillary.cli._options import Debug, Json, bytes_text, print_json
+from armillary.cli._options import Debug, Json, print_json
+from armillary.wording import bytes_text
 
 if TYPE_CHECKING:
     from armillary.data.prepared import Facts

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from armillary.cli._options import Debug, Json, bytes_text, print_json
+from armillary.cli._options import Debug, Json, print_json
+from armillary.wording import bytes_text
 
 
 def tokenizer(

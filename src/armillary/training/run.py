@@ -13,6 +13,7 @@ from armillary.errors import UserError
 from armillary.files import write_atomically
 from armillary.training.checkpoint_folder import CheckpointFolder
 from armillary.training.events import Event, Listener, Notice, RunEnded
+from armillary.training.log import JsonLog
 from armillary.training.loop import CHECKPOINTS, Trainer
 from armillary.training.parallel.config import Sizes, check_parallel
 from armillary.training.parallel.ranks import Ranks, start_ranks, world_size
@@ -26,8 +27,9 @@ from armillary.training.setup import (
     precision_of,
     prepare_run,
 )
+from armillary.training.tensorboard import TensorBoardLog
 
-CONFIG, _LOCK = "run.yaml", ".lock"
+CONFIG, LOG, TENSORBOARD, _LOCK = "run.yaml", "log.jsonl", "tensorboard", ".lock"
 
 
 def train(
@@ -50,7 +52,12 @@ def train(
     device = device_of(config)
     opened = open_model(config, progress)
     sizes = sizes_of(config, opened, world_size())
-    with start_ranks(sizes, device) as ranks, _alone(config, ranks):
+    with (
+        start_ranks(sizes, device) as ranks,
+        _alone(config, ranks),
+        _logs(config, ranks) as logs,
+    ):
+        listeners = [*listeners, *logs]
         newest = _newest(config, resume, ranks, listeners)
         work = prepare_run(config, opened, ranks, progress)
         for notice in work.notices:
@@ -96,6 +103,19 @@ def _alone(config: RunConfig, ranks: Ranks) -> Iterator[None]:
             yield
     except filelock.Timeout as error:
         raise UserError(f"{out}: another process is training here; choose another out") from error
+
+
+@contextlib.contextmanager
+def _logs(config: RunConfig, ranks: Ranks) -> Iterator[list[Listener]]:
+    """What is written of the run while it goes."""
+    out = Path(config.out)
+    logs: list[Listener] = []
+    with contextlib.ExitStack() as stack:
+        if ranks.is_main:
+            logs.append(stack.enter_context(JsonLog(out / LOG)))
+            if config.log.tensorboard:
+                logs.append(stack.enter_context(TensorBoardLog(out / TENSORBOARD)))
+        yield logs
 
 
 def _newest(
