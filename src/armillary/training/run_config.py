@@ -201,7 +201,9 @@ class ValidationSettings(_Section):
         "left out.",
     )
     rows: Count | None = Field(
-        None, description="How many rows at most, the same ones each time; all if left out."
+        None,
+        description="How many rows, drawn once from all held-out ones and rounded up to whole "
+        "batches; all if left out.",
     )
     batch_size: Count = Field(8, description="Rows that a process computes at once.")
     compressors: bool = Field(
