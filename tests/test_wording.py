@@ -83,5 +83,7 @@ def test_a_loss_that_is_no_number_is_called_so():
     ]
 
 
-def test_control_characters_become_escapes_and_lines_stay():
-    assert escaped("a\x1b[2J\tö\n\x00\ud800\u202e") == "a\\x1b[2J\tö\n\\x00\\ud800\\u202e"
+def test_control_characters_become_escapes_and_spaces_stay():
+    assert escaped("\x1b[2J\x00\ud800\u202e\r") == "\\x1b[2J\\x00\\ud800\\u202e\\r"
+    kept = "a\tö\n\u00a0\u3000字"
+    assert escaped(kept) == kept

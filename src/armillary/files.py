@@ -11,6 +11,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from armillary.errors import CheckpointError, UserError
 
 MANIFEST = "manifest.json"
+PARTIAL = ".partial"  # what the name of a file that is being written ends with
 _MANIFEST_FORMAT = "armillary-manifest"
 _JSON_LIMIT = 64 << 20
 _CHUNK = 1 << 20
@@ -32,8 +35,8 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
     Whatever ends the block early leaves `path` as it was and nothing beside it.
     Raises UserError when the file cannot be written (no space, no permission).
     """
-    partial = _beside(path, "partial")
-    with _as_user_error(path):
+    partial = _beside(path)
+    with as_user_error(path):
         try:
             with partial.open("xb") as file:
                 yield file
@@ -58,13 +61,13 @@ def write_directory_atomically(
     write brings it back first. `checksums` as in `write_manifest`, read when the block ends.
     Raises UserError when `path` is in the way or cannot be written.
     """
-    with _as_user_error(path):
+    with as_user_error(path):
         old = set_aside(path)
         if old.exists() and not path.exists():
             old.rename(path)
         if path.exists() and not _replaceable(path):
             raise UserError(f"{path}: exists and was not saved by armillary; choose another name")
-        partial = _beside(path, "partial")
+        partial = _beside(path)
         partial.mkdir(parents=True)
         try:
             yield partial
@@ -76,6 +79,22 @@ def write_directory_atomically(
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+@dataclass(frozen=True)
+class Writer:
+    """One of `count` processes that write a directory together; number 0 writes what is one.
+
+    `directory` is entered by all of them and gives all the same partial directory, which takes
+    its place when the last is done, and only when none failed.
+    """
+
+    number: int = 0
+    count: int = 1
+    directory: Callable[[Path], AbstractContextManager[Path]] = write_directory_atomically
+
+
+ALONE = Writer()
 
 
 def set_aside(path: Path) -> Path:
@@ -109,8 +128,8 @@ def _replaceable(path: Path) -> bool:
         return False
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def _sync(path: Path) -> None:
@@ -122,11 +141,13 @@ def _sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _as_user_error(path: Path) -> Iterator[None]:
+def as_user_error(path: Path, remedy: str = "") -> Iterator[None]:
+    """Turn what the system refuses while `path` is written into a UserError of one line."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+        reason = f"cannot be written: {error.strerror or error}"
+        raise UserError("; ".join(filter(None, (f"{path}: {reason}", remedy)))) from error
 
 
 def sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:

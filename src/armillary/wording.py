@@ -1,6 +1,7 @@
 """Numbers as a person reads them."""
 
 import math
+import unicodedata
 
 
 def bytes_text(count: int) -> str:
@@ -54,6 +55,10 @@ def loss_text(value: float) -> str:
 def escaped(text: str) -> str:
     """Return a text whose control characters (a stranger's text may hold them) are escapes.
 
-    Newlines and tabs stay.
+    Newlines, tabs and spaces of any width stay.
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    return "".join(c if _is_shown(c) else ascii(c)[1:-1] for c in text)
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from armillary.checkpoints.safetensors import (
+    read_metadata,
     read_safetensors,
     read_sharded,
     write_safetensors,
@@ -174,12 +175,14 @@ def to_write(name, array, encoding="F32", step=None):
 def test_what_is_written_is_read_by_the_library(tmp_path):
     a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(5, dtype=np.float16)
     path = tmp_path / "m.safetensors"
-    write_safetensors(path, [to_write("b", b, "F16"), to_write("a", a, step=5)])
+    tensors = [to_write("b", b, "F16"), to_write("a", a, step=5)]
+    write_safetensors(path, tensors, {"step": "7", "place": "é"})
     found = safetensors.numpy.load_file(path)
     np.testing.assert_array_equal(found["a"], a)
     np.testing.assert_array_equal(found["b"], b)
     with safetensors.safe_open(path, framework="np") as file:
-        assert file.metadata() == {"format": "pt"}
+        assert file.metadata() == {"format": "pt", "step": "7", "place": "é"}
+    assert read_metadata(path) == {"format": "pt", "step": "7", "place": "é"}
 
 
 def test_every_tensor_lies_at_a_multiple_of_its_number_s_size(tmp_path):

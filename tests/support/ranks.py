@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,7 @@ def on_ranks(n_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any
 
     Raises AssertionError with the traceback of the first rank that fails; the others are ended.
     """
-    # Forked from a process that has imported torch and done nothing with it: importing it anew
-    # for each rank would be most of the time of a test.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.tensor", "support.ranks"])
+    context = fresh_processes()
     file, name = inspect.getfile(function), function.__qualname__
     with tempfile.TemporaryDirectory() as meeting:
         processes, pipes = [], []
@@ -49,6 +47,18 @@ def on_ranks(n_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any
             for process in processes:
                 process.kill()
                 process.join()
+
+
+def fresh_processes() -> ForkServerContext:
+    """A way to start processes that have imported what is slow to import, and done nothing else.
+
+    Importing it anew in each would be most of the time of a test.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch._dynamo", "armillary.training.shard_storage", "armillary.training.objective"]
+    )
+    return context
 
 
 def _results(pipes: list[Connection]) -> list[Any]:

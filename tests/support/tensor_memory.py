@@ -5,7 +5,7 @@ until its storage is freed. What a kernel uses inside is not seen.
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ class TensorMemory(TorchDispatchMode):
         self.peak = 0
         self._held = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def know(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Leave out tensors that were there before: operations give views of them."""
+        self._known.update(tensor.untyped_storage() for tensor in tensors)
 
     def __torch_dispatch__(
         self,

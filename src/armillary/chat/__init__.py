@@ -4,6 +4,7 @@ Knows templates and tokenizers, not models. The template is untrusted (see `sand
 the messages: what a user writes stays text, even where it spells a control token.
 """
 
+from armillary.chat.answers import UnclearAnswersError
 from armillary.chat.template import ChatTemplate
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "UnclearAnswersError"]

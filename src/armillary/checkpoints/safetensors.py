@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, block_size, encoded_bytes
 from armillary.errors import CheckpointError
 from armillary.files import (
+    ALONE,
+    Writer,
     inside_directory,
     map_file,
     parse_json,
@@ -235,23 +237,51 @@ def write_safetensors(
 
 
 def write_sharded(
-    directory: Path, tensors: Sequence[TensorToWrite], max_shard_bytes: int | None = None
+    directory: Path,
+    tensors: Sequence[TensorToWrite],
+    max_shard_bytes: int | None = None,
+    writer: Writer = ALONE,
 ) -> None:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` and their index.
 
-    A tensor that is larger than a shard may be has one to itself.
+    A tensor that is larger than a shard may be has one to itself. Of several processes each
+    writes about as much, in shards of its own, and the first the index; each is given all
+    tensors, and asked for the chunks of those that it writes.
     """
-    shards = list(_shards(tensors, max_shard_bytes))
-    if len(shards) == 1:
-        write_safetensors(directory / SINGLE, shards[0])
-        return
-    placed = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_safetensors(directory / name, shard)
-        placed.update({tensor.name: name for tensor in shard})
     total = sum(encoded_bytes(tensor.shape, tensor.encoding) for tensor in tensors)
-    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+    shards = [
+        (number, shard)
+        for number, group in enumerate(_groups(tensors, total, writer.count))
+        for shard in _shards(group, max_shard_bytes)
+    ]
+    names = [SINGLE] if len(shards) == 1 else list(_shard_names(len(shards)))
+    for name, (number, shard) in zip(names, shards, strict=True):
+        if number == writer.number:
+            write_safetensors(directory / name, shard)
+    if len(shards) > 1 and writer.number == 0:
+        placed = {
+            tensor.name: name
+            for name, (_, shard) in zip(names, shards, strict=True)
+            for tensor in shard
+        }
+        write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+
+
+def _groups(tensors: Sequence[TensorToWrite], total: int, count: int) -> list[list[TensorToWrite]]:
+    """Tensors in their order, in groups of about as many bytes; those that stay empty left out."""
+    groups: list[list[TensorToWrite]] = [[] for _ in range(count)]
+    before = 0
+    for tensor in tensors:
+        size = encoded_bytes(tensor.shape, tensor.encoding)
+        # By where its middle lies.
+        groups[min((2 * before + size) * count // max(2 * total, 1), count - 1)].append(tensor)
+        before += size
+    return [group for group in groups if group]
+
+
+def _shard_names(count: int) -> Iterator[str]:
+    for number in range(1, count + 1):
+        yield f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def _shards(tensors: Sequence[TensorToWrite], limit: int | None) -> Iterator[list[TensorToWrite]]:

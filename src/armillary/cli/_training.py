@@ -257,7 +257,7 @@ def _lines(event: "Event") -> "list[Text]":
         case RunStarted():
             return [Text(line) for line in _of_start(event)]
         case Validated():
-            best = ", the best so far" if event.best else ""
+            best = ", the best so far" if event.best and event.step else ""
             return [
                 Text(
                     f"validation {loss_text(event.loss)} nats per token, "

@@ -1,5 +1,6 @@
 """`armillary train`: a run from its settings to a model, or a part of it."""
 
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,6 +68,27 @@ def train(
             rich_help_panel="Planning",
         ),
     ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1 << 20,
+            help="With --plan: so many processes (default: as many as parallel names).",
+            rich_help_panel="Planning",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="With --plan: what each process has, such as 80GB (default: that of the GPU "
+            "here, or the machine's).",
+            rich_help_panel="Planning",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -77,7 +99,7 @@ def train(
       armillary train run.yaml --set train.lr=3e-4 --set out=runs/second
       armillary train run.yaml --resume
       torchrun --nproc-per-node 8 -m armillary train run.yaml --set parallel.tensor=2
-      armillary train run.yaml --plan
+      armillary train run.yaml --plan --ranks 64 --memory 80GB
 
     SIGINT (^C) and SIGTERM save first; --resume goes on from there.
     """
@@ -90,7 +112,11 @@ def train(
 
     config = RunConfig.load(run, settings or [])
     if plan:
-        _plan(config, json)
+        from armillary.cli._plan import show_plan
+
+        show_plan(str(run), config, ranks, memory, json)
+    elif ranks is not None or memory is not None:
+        raise UserError("--ranks and --memory are of a plan; add --plan, or start with torchrun")
     else:
         _train(run, config, resume, allow or [], json)
 
@@ -108,19 +134,17 @@ def _explain(json: bool) -> None:
             print(f"  {name}  ({kind}{given})\n      {meaning}")
 
 
-def _plan(config: "RunConfig", json: bool) -> None:
-    raise UserError("--plan: not yet")
-
-
 def _train(run: Path, config: "RunConfig", resume: bool, allow: list[str], json: bool) -> None:
     from armillary.cli._preparation import PreparationProgress
     from armillary.cli._progress import TransferProgress
     from armillary.cli._training import TrainingDisplay, print_event, print_result
     from armillary.training.history import History
     from armillary.training.log import read_log
-    from armillary.training.run import LOG, train
+    from armillary.training.run import LOG, SUMMARY, train
     from armillary.training.setup import Progress
 
+    # Of torchrun's processes one shows how it goes.
+    shows = os.environ.get("RANK", "0") == "0"
     with (
         TransferProgress() as transfer,
         PreparationProgress() as preparation,
@@ -131,12 +155,13 @@ def _train(run: Path, config: "RunConfig", resume: bool, allow: list[str], json:
             resume=resume,
             allow=allow,
             listeners=[display, *([print_event] if json else [])],
-            progress=Progress(transfer.report, preparation.report),
+            progress=Progress(transfer.report, preparation.report) if shows else None,
         )
     if ended.reason != "finished":
         raise Interrupted(
             f"saved after step {ended.step}; go on with: armillary train {run} --resume",
             code=128 + signal.Signals[ended.reason],
         )
-    history = History.of(read_log(Path(config.out) / LOG))
-    print_result(history, None, json=json)
+    if shows:
+        out = Path(config.out)
+        print_result(History.of(read_log(out / LOG)), out / SUMMARY, json=json)

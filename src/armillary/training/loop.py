@@ -11,17 +11,16 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from armillary.checkpoints import save_armillary, write_huggingface
 from armillary.data import Batch
 from armillary.diagnosis.size import forward_flops
 from armillary.errors import ConfigError, UserError
-from armillary.language_model import LanguageModel
+from armillary.generation.sampling import SamplingConfig
 from armillary.training.batches import arguments
 from armillary.training.checkpoint import load_checkpoint, read_state
 from armillary.training.checkpoint_folder import CheckpointFolder
@@ -40,10 +39,13 @@ from armillary.training.interrupts import Interrupts
 from armillary.training.lora import add_lora, merge_lora
 from armillary.training.objective import Objective
 from armillary.training.optimizer import build_optimizer
+from armillary.training.parallel.export import export_armillary, export_huggingface
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.parallel.sharding import parallelise, synchronise
 from armillary.training.precision import Precision
+from armillary.training.random_states import seed_random_states
 from armillary.training.run_config import RunConfig, differences
+from armillary.training.samples import continued
 from armillary.training.schedule import set_learning_rates
 from armillary.training.setup import Work
 from armillary.training.speed import measured_flops
@@ -52,12 +54,19 @@ from armillary.training.validation import (
     compressed_bits_per_byte,
     held_out_loss,
 )
-from armillary.weights import to_write
 
 CHECKPOINTS, MODEL = "checkpoints", "model"
 
 # Settings that change nothing of what is computed, and may be others when a run goes on.
 FREE = ("out", "data.workers", "validation", "samples", "checkpoints", "log")
+# Those that change how it is computed, and with it the last bits.
+ROUNDING = (
+    "parallel",
+    "train.micro_batch_size",
+    "train.recompute",
+    "train.compile",
+    "train.device",
+)
 
 
 @dataclass
@@ -120,10 +129,11 @@ class Trainer:
 
     def __post_init__(self) -> None:
         own = self.config.train
-        torch.manual_seed(self.ranks.seed(self.config.seed))
         adapters = self.config.adapters()
         if adapters is not None:
+            torch.manual_seed(self.config.seed)  # every process draws the same adapters
             add_lora(self.work.decoder, adapters)
+        torch.manual_seed(self.ranks.seed(self.config.seed))
         self.parameters = _count(self.work.decoder.parameters())
         self.trained = _count(p for p in self.work.decoder.parameters() if p.requires_grad)
         self.objective = Objective(self.work.decoder, z_loss=own.z_loss).train()
@@ -250,18 +260,19 @@ class Trainer:
 
     def _sample(self) -> None:
         own = self.config.samples
-        decoder = self.work.decoder
-        decoder.eval()
-        model = LanguageModel(decoder, self.work.tokenizer, eos_ids=self._end_ids())
+        sampling = SamplingConfig(
+            max_tokens=own.max_tokens, temperature=own.temperature, seed=self.config.seed
+        )
         for prompt in own.prompts:
-            made = model.generate(
+            text = continued(
+                self.objective,
+                self.work.tokenizer,
                 prompt,
-                max_tokens=own.max_tokens,
-                temperature=own.temperature,
-                seed=self.config.seed,
+                sampling,
+                end_ids=self._end_ids(),
+                ranks=self.ranks,
             )
-            self._tell(Sampled(self.progress.step, prompt, made.text))
-        decoder.train()
+            self._tell(Sampled(self.progress.step, prompt, text))
 
     def _save(self, metric: float | None = None) -> None:
         if self._saved_at == self.progress.step:
@@ -279,6 +290,7 @@ class Trainer:
             "progress": vars(self.progress),
             "scaler": self.precision.state_dict(),
             "data": self.work.train.fingerprint,
+            "sizes": asdict(self.ranks.sizes),
             "config": self.config.to_dict(),
         }
 
@@ -290,7 +302,7 @@ class Trainer:
         Raises UserError for other changes, listed, and for a checkpoint that does not fit.
         """
         facts = read_state(path).facts
-        refuse_changes(path, facts, self.config, self.work.train.fingerprint, allowed)
+        changed = refuse_changes(path, facts, self.config, self.work.train.fingerprint, allowed)
         load_checkpoint(
             path,
             self.objective,
@@ -299,6 +311,14 @@ class Trainer:
             report=lambda text: self._tell(Notice(self.progress.step, text)),
             verify=False,  # done when it was found
         )
+        if facts["sizes"] != asdict(self.ranks.sizes):
+            # States were saved by other processes; tensor peers must draw the same.
+            seed_random_states(
+                self.config.seed, facts["progress"]["step"], self.ranks.random_stream
+            )
+        if changed:
+            told = f"{', '.join(changed)} changed: the last bits are not those of the run before"
+            self._tell(Notice(facts["progress"]["step"], told))
         self.precision.load_state_dict(facts["scaler"])
         self.progress = Progress(**facts["progress"])
         self._saved_at = self.progress.step
@@ -326,10 +346,10 @@ class Trainer:
         generation = {**self.work.generation, "eos_token_id": list(self._end_ids())}
         tokenizer = self.work.tokenizer
         try:
-            write_huggingface(path, decoder.config, to_write(decoder), tokenizer, generation)
+            export_huggingface(path, decoder, tokenizer, generation)
         except ConfigError as error:
             self._tell(Notice(self.progress.step, f"the model is written in our format: {error}"))
-            save_armillary(path, decoder.config, to_write(decoder), tokenizer, generation)
+            export_armillary(path, decoder, tokenizer, generation)
         if unmerge is not None:
             unmerge()
         return path
@@ -402,22 +422,25 @@ def refuse_changes(
     config: RunConfig,
     fingerprint: str,
     allowed: Sequence[str] = (),
-) -> None:
+) -> list[str]:
     """Hold a run's settings and data against those that a checkpoint was made under.
 
-    Settings that change nothing of what is computed (`FREE`) may differ, others where `allowed`
-    names them, or their section. Raises ConfigError that lists the rest.
+    Settings that change nothing of what is computed (`FREE`) may differ, or only its last bits
+    (`ROUNDING`, which are returned), others where `allowed` names them, or their section. Raises
+    ConfigError that lists the rest.
     """
     found = differences(facts["config"], config.to_dict())
     if facts["data"] != fingerprint:
         found["data"] = "the prepared documents or their order are others"
-    refused = {key: told for key, told in found.items() if not _named(key, (*FREE, *allowed))}
+    may = (*FREE, *ROUNDING, *allowed)
+    refused = {key: told for key, told in found.items() if not _named(key, may)}
     if refused:
         listed = "; ".join(f"{key}: {told}" for key, told in refused.items())
         permit = " ".join(f"--allow {key}" for key in refused)
         raise ConfigError(
             f"{path}: was made under other settings: {listed}. Put them back, or say {permit}"
         )
+    return [key for key in found if _named(key, ROUNDING)]
 
 
 def _named(key: str, names: Sequence[str]) -> bool:

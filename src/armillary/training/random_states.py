@@ -45,9 +45,10 @@ def restore_random_states(states: Mapping[str, Any], where: str) -> list[str]:
         random.setstate((version, tuple(internal), gauss))
         np.random.set_state(_numpy_state(states["numpy"]))
         torch.set_rng_state(_decoded(states["torch"]))
+        saved = dict(states["accelerators"])
         for name, _, set_state in _accelerators():
-            if name in states["accelerators"]:
-                set_state(_decoded(states["accelerators"][name]))
+            if name in saved:
+                set_state(_decoded(saved[name]))
             else:
                 notices.append(f"{where}: has no random state of {name}; it is left as it is")
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:

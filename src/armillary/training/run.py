@@ -27,9 +27,11 @@ from armillary.training.setup import (
     precision_of,
     prepare_run,
 )
+from armillary.training.summary import write_summary
 from armillary.training.tensorboard import TensorBoardLog
 
-CONFIG, LOG, TENSORBOARD, _LOCK = "run.yaml", "log.jsonl", "tensorboard", ".lock"
+CONFIG, LOG, SUMMARY = "run.yaml", "log.jsonl", "summary.html"
+TENSORBOARD, _LOCK = "tensorboard", ".lock"
 
 
 def train(
@@ -69,7 +71,10 @@ def train(
         if ranks.is_main:
             with write_atomically(Path(config.out) / CONFIG) as file:
                 file.write(config.to_yaml().encode())
-        return trainer.run()
+        ended = trainer.run()
+        if ranks.is_main:
+            write_summary(Path(config.out) / LOG, Path(config.out) / SUMMARY)
+        return ended
 
 
 def sizes_of(config: RunConfig, opened: Opened, world: int) -> Sizes:

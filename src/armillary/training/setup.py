@@ -154,8 +154,8 @@ def _text(
         data.sources,
         tokenizer,
         directory,
-        field=data.field or "text",
-        format=data.format,  # type: ignore[arg-type]
+        field=data.field,
+        format=data.format,
         validation=data.validation,
         seed=config.seed,
         workers=data.workers,

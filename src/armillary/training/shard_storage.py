@@ -37,6 +37,7 @@ from torch.futures import Future
 from armillary.checkpoints.safetensors import read_metadata, read_safetensors, write_safetensors
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
 from armillary.errors import CheckpointError
+from armillary.files import parse_json
 from armillary.training.ranks import is_distributed
 from armillary.weights import ENCODINGS
 
@@ -117,9 +118,9 @@ class Shards:
 def _places(path: Path) -> dict[str, _Offsets]:
     """Where each tensor of a file begins in its whole."""
     try:
-        entries = json.loads(read_metadata(path)[_PLACES])
+        entries = parse_json(read_metadata(path)[_PLACES].encode(), f"{path} ({_PLACES})")
         places = {name: tuple(entry[_OFFSETS]) for name, entry in entries.items()}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: does not say where its pieces belong") from error
     for name, offsets in places.items():
         if not all(type(offset) is int and 0 <= offset < _FAR for offset in offsets):

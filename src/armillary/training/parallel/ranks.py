@@ -18,6 +18,8 @@ from armillary.training.parallel.config import Sizes
 
 def world_size() -> int:
     """How many processes torchrun started; 1 without it. Raises UserError for a broken setting."""
+    if distributed.is_initialized():
+        return distributed.get_world_size()
     return _from_environment("WORLD_SIZE", 1)
 
 
@@ -42,16 +44,16 @@ class Ranks:
     context  the mesh of the processes that share this one's rows, None when rows are whole
     """
 
-    sizes: Sizes = Sizes()
-    rank: int = 0
-    device: torch.device = torch.device("cpu")
+    sizes: Sizes
+    rank: int
+    device: torch.device
     mesh: DeviceMesh | None = None
     context: DeviceMesh | None = None
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> "Ranks":
         """The only process."""
-        return cls(device=torch.device(device))
+        return cls(Sizes(), 0, torch.device(device))
 
     @property
     def world(self) -> int:
@@ -88,7 +90,12 @@ class Ranks:
 
         They hold the same activations, and must drop the same of them.
         """
-        return seed * self.world + self.rank // self.sizes.tensor
+        return seed * self.world + self.random_stream
+
+    @property
+    def random_stream(self) -> int:
+        """Which of the streams of random numbers is this process's; tensor peers share one."""
+        return self.rank // self.sizes.tensor
 
     def sum_of_rows(self, numbers: Sequence[float]) -> list[float]:
         """Each number summed over the data ranks; peers that hold the same rows count once.
@@ -140,12 +147,12 @@ def start_ranks(sizes: Sizes, device: str = "cpu") -> Iterator[Ranks]:
     if sizes.world == 1:
         yield Ranks.single(device)
         return
-    rank = _from_environment("RANK")
+    began = not distributed.is_initialized()
+    rank = _from_environment("RANK") if began else distributed.get_rank()
     place = torch.device(device)
     if place.type == "cuda":
         place = torch.device("cuda", _from_environment("LOCAL_RANK"))
         torch.cuda.set_device(place)
-    began = not distributed.is_initialized()
     if began:
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",

@@ -5,11 +5,15 @@ layer computes those hooks again; a compiled layer holds both; and FSDP2, outerm
 layer's weights before it runs.
 """
 
+import logging
+
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from armillary.training.checkpointing import checkpoint_layers
 from armillary.training.objective import Objective
+from armillary.training.parallel.context import ContextPart
 from armillary.training.parallel.ranks import Ranks
+from armillary.training.parallel.tensor import split_tensors
 
 
 def parallelise(
@@ -33,6 +37,12 @@ def parallelise(
                 for its backward pass: less memory, a half more communication
     """
     decoder = objective.decoder
+    if ranks.mesh is not None and ranks.sizes.tensor > 1:
+        # It warns that one number, the gradients' norm, is summed over two dimensions of the mesh.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        split_tensors(objective, ranks.mesh["tensor"])
+    if ranks.context is not None:
+        objective.part = ContextPart(ranks.context)
     if checkpoint:
         checkpoint_layers(decoder)
     if compile:
@@ -52,10 +62,11 @@ def parallelise(
             module.set_force_sum_reduction_for_comms(True)
 
 
-def synchronise(objective: Objective, now: bool) -> None:
-    """Whether the next backward passes sum gradients over the ranks; only the last need.
+def synchronise(objective: Objective, last: bool) -> None:
+    """Say before a backward pass whether it is the step's last; between copies only it sums.
 
-    Until then each process keeps its own gradients whole, which costs their memory.
+    Within a copy every pass does: gradients that wait for the last are whole ones, in the memory
+    that sharding is there to save.
     """
     if isinstance(objective, FSDPModule):
-        objective.set_requires_gradient_sync(now)
+        objective.set_requires_all_reduce(last)
