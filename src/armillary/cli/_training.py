@@ -338,8 +338,11 @@ def _result(history: "History", summary: Path | None) -> list[str]:
     how = f", {one_line(end.reason)}" if end else ""
     rows.append(("steps", f"{history.step:,}{planned}{how}, in {clock_text(history.seconds)}"))
     if last is not None:
-        bits, nats = loss_text(last.bits_per_byte), loss_text(last.loss)
-        rows.append(("validation", f"{bits} bits per byte, {nats} nats per token"))
+        first = history.validations[0]
+        known = {"before": first} if first.step == 0 < last.step else {}
+        for name, event in (known | {"validation": last}).items():
+            bits, nats = loss_text(event.bits_per_byte), loss_text(event.loss)
+            rows.append((name, f"{bits} bits per byte, {nats} nats per token"))
     if best is not None and last is not None and best.loss < last.loss:
         rows.append(("its best", f"{loss_text(best.loss)} nats per token, step {best.step:,}"))
     for name, bits_per_byte in (end.compressors if end else {}).items():
