@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.download]
 
 TOLERANCE = 2e-4  # float32, where logits reach 43
 SPEECHES = ["1790_george_washington_n", "1800_john_adams_f", "1932_herbert_hoover_r"]
-STEPS = 3
+STEPS = 2
 KINDS: dict[str, dict[str, Any]] = {
     "all weights": {"train": {"lr": 1e-4}},
     "adapters": {"train": {"lr": 2e-3}, "lora": {"targets": ["layers.*.attention.[qv]"]}},
@@ -33,11 +33,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tuned:
-    """A finished run: its parts' events, what it wrote, the documents that were held out."""
+    """A finished run: its parts' events, what it wrote and we read, the held-out documents."""
 
     kind: str
     parts: list[list[Any]]
-    model: Path
+    directory: Path
+    model: LanguageModel
     held_out: TokenDataset
 
 
@@ -57,7 +58,7 @@ def original() -> LanguageModel:
 
 @pytest.fixture(scope="module", params=list(KINDS))
 def tuned(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
-    """Two steps, a signal, and the last one; in a directory of its own.
+    """A step, a signal, and the last one; in a directory of its own.
 
     Which speech is held out goes by the names as they are given, so they are given without the
     directory, which is another each time.
@@ -74,10 +75,12 @@ def tuned(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tu
         assert train(config, listeners=[first.append, stop_after(STEPS - 1)]).reason == "SIGTERM"
         ended = train(config, resume=True, listeners=[second.append])
     assert ended.model is not None
+    model = directory / ended.model
     yield Tuned(
         request.param,
         [first, second],
-        directory / ended.model,
+        model,
+        armillary.load(model, dtype="float32", device="cpu"),
         TokenDataset(directory / "out/data", "validation"),
     )
     shutil.rmtree(directory)  # gigabytes
@@ -87,7 +90,7 @@ def settings(changes: dict[str, Any]) -> RunConfig:
     entries: dict[str, Any] = {
         "out": "out",
         "model": {"checkpoint": str(smollm2_gguf())},
-        "data": {"sources": ["speeches"], "length": 64, "validation": 0.3, "workers": 1},
+        "data": {"sources": ["speeches"], "length": 48, "validation": 0.3, "workers": 1},
         "train": {
             "steps": STEPS,
             "batch_size": 2,
@@ -115,28 +118,26 @@ def stop_after(step: int) -> Any:
 def test_the_held_out_loss_falls_over_a_run_that_was_stopped(tuned):
     first, second = tuned.parts
     steps = [[e.step for e in part if isinstance(e, StepDone)] for part in tuned.parts]
-    assert steps == [[1, 2], [3]]
+    assert steps == [[1], [2]]
     (before,) = (event for event in first if isinstance(event, Validated))
     (after,) = (event for event in second if isinstance(event, Validated))
     assert (before.step, after.step) == (0, STEPS)
-    assert before.targets == after.targets > 200
+    assert before.targets == after.targets > 150
     assert after.loss < before.loss - 0.01
 
 
 def test_transformers_computes_the_same_logits(tuned, original):
-    ids = torch.from_numpy(tuned.held_out[0][:200].astype("int64"))[None]
-    ours = armillary.load(tuned.model, dtype="float32", device="cpu")
+    ids = torch.from_numpy(tuned.held_out[0][:128].astype("int64"))[None]
     with torch.no_grad():
-        logits, untuned = ours.decoder(ids), original.decoder(ids)
-    theirs = whole_pass(load_peer(tuned.model, torch.float32), ids)
+        logits, untuned = tuned.model.decoder(ids), original.decoder(ids)
+    theirs = whole_pass(load_peer(tuned.directory, torch.float32), ids)
     assert float((theirs - logits).abs().max()) <= TOLERANCE
     assert float((untuned - logits).abs().max()) > 100 * TOLERANCE
 
 
 def test_the_weights_that_were_to_change_did(tuned, original):
-    ours = armillary.load(tuned.model, dtype="float32", device="cpu")
     old = dict(original.decoder.named_parameters())
-    new = dict(ours.decoder.named_parameters())
+    new = dict(tuned.model.decoder.named_parameters())
     assert old.keys() == new.keys()
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     adapted = {name for name in old if name.endswith(("attention.q.weight", "attention.v.weight"))}
@@ -146,9 +147,9 @@ def test_the_weights_that_were_to_change_did(tuned, original):
 def test_tokenizer_chat_template_and_end_tokens_are_the_originals(tuned, original):
     from transformers import AutoTokenizer, GenerationConfig
 
-    theirs = AutoTokenizer.from_pretrained(tuned.model)
+    theirs = AutoTokenizer.from_pretrained(tuned.directory)
     messages = [{"role": "user", "content": "How is the state of the union?"}]
     expected = original.chat_template.encode(messages)
     assert theirs.apply_chat_template(messages, add_generation_prompt=True).input_ids == expected
-    assert armillary.load(tuned.model).chat_template.encode(messages) == expected
-    assert GenerationConfig.from_pretrained(tuned.model).eos_token_id == list(original.eos_ids)
+    assert tuned.model.chat_template.encode(messages) == expected
+    assert GenerationConfig.from_pretrained(tuned.directory).eos_token_id == list(original.eos_ids)
