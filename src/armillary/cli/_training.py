@@ -257,7 +257,7 @@ def _lines(event: "Event") -> "list[Text]":
         case RunStarted():
             return [Text(line) for line in _of_start(event)]
         case Validated():
-            best = ", the best so far" if event.best else ""
+            best = ", the best so far" if event.best and event.step else ""
             return [
                 Text(
                     f"validation {loss_text(event.loss)} nats per token, "
@@ -333,8 +333,11 @@ def _result(history: "History", summary: Path | None) -> list[str]:
     how = f", {one_line(end.reason)}" if end else ""
     rows.append(("steps", f"{history.step:,}{planned}{how}, in {clock_text(history.seconds)}"))
     if last is not None:
-        bits, nats = loss_text(last.bits_per_byte), loss_text(last.loss)
-        rows.append(("validation", f"{bits} bits per byte, {nats} nats per token"))
+        first = history.validations[0]
+        known = {"before": first} if first.step == 0 < last.step else {}
+        for name, event in (known | {"validation": last}).items():
+            bits, nats = loss_text(event.bits_per_byte), loss_text(event.loss)
+            rows.append((name, f"{bits} bits per byte, {nats} nats per token"))
     best = history.better_validation
     if best is not None:
         rows.append(("its best", f"{loss_text(best.loss)} nats per token, step {best.step:,}"))

@@ -165,6 +165,8 @@ class Trainer:
         with Interrupts() as interrupts:
             self._tell(self._started())
             self._began = time.perf_counter() - self.progress.seconds
+            if self.progress.step == 0 and self.config.validates_at_start():
+                self._validate()
             while self.progress.step < own.steps:
                 result = self._timed_step()
                 self._report(result)
@@ -230,15 +232,17 @@ class Trainer:
     def _at_milestones(self) -> None:
         step, last = self.progress.step, self.progress.step == self.config.train.steps
         held_out: HeldOutLoss | None = None
-        if _due(step, self.config.validation.every, last) and self.work.validation is not None:
+        if _due(step, self.config.validation.every, last):
             held_out = self._validate()
         if _due(step, self.config.samples.every, last):
             self._sample()
         if _due(step, self.config.checkpoints.every, last):
             self._save(None if held_out is None else held_out.loss)
 
-    def _validate(self) -> HeldOutLoss:
-        assert self.work.validation is not None
+    def _validate(self) -> HeldOutLoss | None:
+        """The loss on held-out rows, told; None where nothing is held out."""
+        if self.work.validation is None:
+            return None
         start = time.perf_counter()
         rows = self.config.validation.rows
         found = held_out_loss(
