@@ -8,5 +8,11 @@
     lora.py            low-rank adapters: train, merge, save
     memory.py          what a run needs of each process's memory, from its settings alone
 
-None of them reads data, writes a log or knows a command line.
+None of these reads data, writes a log or knows a command line. What a run tells is apart:
+
+    events.py          the facts that a run reports to its listeners
+    log.py             a listener that writes them as JSON lines, and the way back
+    tensorboard.py     a listener that draws curves for TensorBoard
+    history.py         what the events of a run come to
+    summary.py         a page about a run, from its log
 """

@@ -20,7 +20,7 @@ from armillary.diagnosis.size import Weight, forward_flops, layer_groups, outer_
 from armillary.errors import ConfigError
 from armillary.training.activations import Adapted, Kept, Pass, layer_kept, outside_kept, widest
 from armillary.training.loss import CHUNK
-from armillary.training.parallel.config import Sizes
+from armillary.training.parallel.config import Sizes, shares_vocabulary
 from armillary.training.parallel.tensor import share_of
 from armillary.training.run_config import RunConfig
 
@@ -266,8 +266,14 @@ class _Run:
 
     @property
     def table(self) -> int:
-        """V × d."""
-        return self.decoder.vocab_size * self.decoder.d_model
+        """V × d, of the ids that a process has the rows of."""
+        return self.ids * self.decoder.d_model
+
+    @property
+    def ids(self) -> int:
+        """V, or a process's share of it."""
+        split = shares_vocabulary(self.decoder, self.sizes.tensor)
+        return self.decoder.vocab_size // (self.sizes.tensor if split else 1)
 
     def _layers(self) -> Iterator[_Layers]:
         for group in layer_groups(self.decoder, 1, 1):
@@ -298,7 +304,7 @@ class _Run:
 
     def _share(self, weight: Weight, trains: bool, where: str = "") -> _Share:
         shape = list(weight.shape)
-        placement = share_of(where + weight.name).placement
+        placement = share_of(where + weight.name, self.decoder, self.sizes.tensor).placement
         if isinstance(placement, Shard):
             shape[placement.dim] //= self.sizes.tensor
         used = math.prod(shape)
@@ -419,7 +425,7 @@ def _logits(run: _Run) -> Iterator[Term]:
     copies = run.narrow + _WIDE * is_narrow + _WIDE
     if run.decoder.final_soft_cap is not None:
         copies += 2 * run.narrow
-    logits = chunk * run.decoder.vocab_size * copies
+    logits = chunk * run.ids * copies
     yield Term("logits", f"logits of {chunk} tokens", logits)
     if is_narrow:
         yield Term("logits", f"head in {run.precision}", run.narrow * run.table)

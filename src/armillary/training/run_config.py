@@ -196,8 +196,15 @@ class ValidationSettings(_Section):
     """The loss on held-out documents."""
 
     every: CountOrNone = Field(100, description="Steps between validations; 0 is at the end only.")
+    at_start: bool | None = Field(
+        None,
+        description="Whether there is one before the first step; where a model is gone on from if "
+        "left out.",
+    )
     rows: Count | None = Field(
-        None, description="How many rows at most, the same ones each time; all if left out."
+        None,
+        description="How many rows, drawn once from all held-out ones and rounded up to whole "
+        "batches; all if left out.",
     )
     batch_size: Count = Field(8, description="Rows that a process computes at once.")
     compressors: bool = Field(
@@ -298,6 +305,11 @@ class RunConfig(_Section):
             shape=own.decay_shape,
             final=own.final,
         )
+
+    def validates_at_start(self) -> bool:
+        """Whether what steps gain is measured from before the first; chance's loss needs none."""
+        asked = self.validation.at_start
+        return self.model.checkpoint is not None if asked is None else asked
 
     def adapters(self) -> LoraConfig | None:
         """The settings of the adapters, where there are some."""

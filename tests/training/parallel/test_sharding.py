@@ -7,13 +7,18 @@ import torch
 
 from armillary.training.optimizer import OptimizerConfig
 from armillary.training.parallel.config import Sizes
-from support.models import VARIANTS
+from support.models import VARIANTS, config
 from support.ranks import on_ranks
 from support.split_training import apart, train
 
 ADAMW = OptimizerConfig(lr=1e-2)
 CLOSE = 1e-9
 
+# 61 ids are shared out by nobody, 62 by two.
+MODELS = VARIANTS | {
+    "62 ids": config(vocab_size=62, head_bias=True, final_soft_cap=1.5),
+    "62 ids, tied": config(vocab_size=62, tie_head=True),
+}
 Cases = list[tuple[str, Sizes, dict[str, bool]]]
 
 # Whatever a process has only a part of stands in one of these.
@@ -23,6 +28,8 @@ ON_TWO: Cases = [
     ("out bias", Sizes(tensor=2), {}),
     ("q/k layer norm", Sizes(tensor=2), {}),
     ("mlp relu", Sizes(tensor=2), {"checkpoint": True}),
+    ("62 ids", Sizes(tensor=2), {}),
+    ("62 ids, tied", Sizes(tensor=2), {}),
     ("parallel sandwich", Sizes(tensor=2), {}),
     ("parallel, shared norm", Sizes(tensor=2), {}),
     ("learned", Sizes(context=2), {"checkpoint": True}),
@@ -33,18 +40,19 @@ ON_TWO: Cases = [
 ON_FOUR: Cases = [
     ("q/k norm", Sizes(shard=2, context=2), {}),
     ("q/k norm", Sizes(shard=2, tensor=2), {}),
-    ("q/k norm", Sizes(context=2, tensor=2), {}),
+    ("62 ids", Sizes(context=2, tensor=2), {}),
+    ("62 ids, tied", Sizes(shard=2, tensor=2), {"on_meta": True}),
     ("q/k norm", Sizes(replicate=2, shard=2), {}),
-    ("q/k norm", Sizes(replicate=2, tensor=2), {}),
+    ("out bias", Sizes(replicate=2, tensor=2), {"on_meta": True}),
     ("q/k norm", Sizes(replicate=2, context=2), {}),
-    ("q/k norm", Sizes(context=4), {}),
+    ("q/k norm", Sizes(context=4), {"on_meta": True}),
 ]
 
 
 def _gaps(cases: Cases) -> list[dict[str, float]]:
-    alone = {name: train(VARIANTS[name], Sizes(), ADAMW) for name, _, _ in cases}
+    alone = {name: train(MODELS[name], Sizes(), ADAMW) for name, _, _ in cases}
     return [
-        apart(train(VARIANTS[name], sizes, ADAMW, **options), alone[name])
+        apart(train(MODELS[name], sizes, ADAMW, **options), alone[name])
         for name, sizes, options in cases
     ]
 
@@ -53,6 +61,11 @@ def _assert_close(n_ranks: int, cases: Cases) -> None:
     for gaps in on_ranks(n_ranks, _gaps, cases):
         for case, gap in zip(cases, gaps, strict=True):
             assert max(gap.values()) < CLOSE, (case, gap)
+
+
+def test_one_process_takes_its_weights_one_by_one_too():
+    alone = train(MODELS["out bias"], Sizes(), ADAMW)
+    assert apart(train(MODELS["out bias"], Sizes(), ADAMW, on_meta=True), alone)["weights"] == 0
 
 
 def test_two_ranks_are_one():

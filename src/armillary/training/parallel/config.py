@@ -99,6 +99,14 @@ def check_parallel(
     return sizes
 
 
+def shares_vocabulary(decoder: DecoderConfig, tensor: int) -> bool:
+    """Whether the rows of embedding and head are shared out: where the vocabulary divides.
+
+    Where it does not, all have all of it. A checkpoint's is not to be chosen, so it is not refused.
+    """
+    return tensor > 1 and decoder.vocab_size % tensor == 0
+
+
 def _resolve(config: ParallelConfig, world: int) -> Sizes:
     others = config.replicate * config.context * config.tensor
     told = f"replicate {config.replicate} × context {config.context} × tensor {config.tensor}"
