@@ -62,12 +62,13 @@ def train(
     config: DecoderConfig,
     sizes: Sizes,
     optimizer: OptimizerConfig,
+    dtype: torch.dtype = torch.float64,
     on_meta: bool = False,
     **options: Any,
 ) -> Record:
     """A few steps with clipping on two micro-batches each, spread over the ranks."""
-    record = Record()
-    decoder = build(config)
+    record, compute = Record(), options.get("compute")
+    decoder = build(config, dtype=dtype)
     if on_meta:
         options["weights"] = decoder.state_dict().__getitem__
         decoder = deepcopy(decoder).to("meta")
@@ -86,7 +87,8 @@ def train(
             for number in range(MICRO_BATCHES):
                 part = slice(number * size, (number + 1) * size)
                 synchronise(objective, number == MICRO_BATCHES - 1)
-                loss = objective(**{name: array[part] for name, array in mine.items()})
+                with torch.autocast("cpu", compute, enabled=compute is not None):
+                    loss = objective(**{name: array[part] for name, array in mine.items()})
                 (loss.total / total).backward()
                 nats += float(loss.total.detach()) / total
             record.losses.append(ranks.sum_of_parts([nats])[0])

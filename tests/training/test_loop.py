@@ -106,6 +106,20 @@ def test_the_model_that_it_writes_is_the_one_that_was_validated(shared):
     assert model.generate("ring turns", max_tokens=3, temperature=0).text
 
 
+@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize("source", ["new", "checkpoint"])
+def test_what_a_model_knew_before_is_measured_where_it_knew_something(tmp_path, source, asked):
+    run = a_run(tmp_path) if source == "new" else checkpoint_run(tmp_path)[1]
+    settings = {"at_start": asked, "every": 0}
+    run = of(run, tmp_path / "out", validation=settings, train={"steps": 2, "warmup": 0})
+    first, second = [], []
+    train(run, listeners=[first.append, stop_after(1)])
+    train(run, resume=True, listeners=[second.append])
+    expected = source == "checkpoint" if asked is None else asked
+    assert [e.step for e in first if isinstance(e, Validated)] == ([0] if expected else [])
+    assert [e.step for e in second if isinstance(e, Validated)] == [2]
+
+
 def test_samples_are_written_at_milestones(shared, tmp_path):
     _, config, *_ = shared
     settings = {"prompts": ["ring"], "every": 2, "max_tokens": 4}

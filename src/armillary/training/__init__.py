@@ -6,6 +6,13 @@
     precision.py       half-precision products over float32 weights, with a loss scaler for float16
     checkpointing.py   a layer's activations computed again instead of kept
     lora.py            low-rank adapters: train, merge, save
+    memory.py          what a run needs of each process's memory, from its settings alone
 
-None of them reads data, writes a log or knows a command line.
+None of these reads data, writes a log or knows a command line. What a run tells is apart:
+
+    events.py          the facts that a run reports to its listeners
+    log.py             a listener that writes them as JSON lines, and the way back
+    tensorboard.py     a listener that draws curves for TensorBoard
+    history.py         what the events of a run come to
+    summary.py         a page about a run, from its log
 """

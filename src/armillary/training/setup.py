@@ -128,7 +128,10 @@ def prepare_run(
         )
     train, validation = _batches(config, directory, tokenizer, ranks)
     if validation is None:
-        notices.append("no document is held out; there is no validation")
+        notices.append(
+            "no document is held out, so there is no validation; "
+            "prepare with a larger share of validation"
+        )
     decoder, weights = _decoder(config, opened, ranks)
     return Work(
         decoder=decoder,

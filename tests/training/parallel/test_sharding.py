@@ -3,6 +3,8 @@
 In float64, where two orders of a sum differ by 1e-14 and any mistake by much more.
 """
 
+import torch
+
 from armillary.training.optimizer import OptimizerConfig
 from armillary.training.parallel.config import Sizes
 from support.models import VARIANTS, config
@@ -83,3 +85,19 @@ def _muon_gap() -> float:
 def test_muon_turns_whole_matrices_though_each_rank_has_some_rows():
     """It works in bfloat16, so to 1e-4; turning each rank's rows alone makes 2e-3 of it."""
     assert max(on_ranks(2, _muon_gap)) < 5e-4
+
+
+def _narrow_gaps() -> list[dict[str, float]]:
+    """Of bfloat16 on this rank from bfloat16 on one process, and of that from float32."""
+    name, narrow = "q/k norm", {"dtype": torch.float32, "compute": torch.bfloat16}
+    alone = train(VARIANTS[name], Sizes(), ADAMW, **narrow)
+    together = train(VARIANTS[name], Sizes(shard=2), ADAMW, **narrow)
+    wide = train(VARIANTS[name], Sizes(), ADAMW, dtype=torch.float32)
+    return [apart(together, alone), apart(alone, wide)]
+
+
+def test_layers_gathered_in_bfloat16_are_as_exact_as_those_of_one_process():
+    """Gradients are summed in float32, so that what differs is rounded as in one process."""
+    for together, alone in on_ranks(2, _narrow_gaps):
+        assert 0 < together["losses"] < 2 * alone["losses"]
+        assert 0 < together["gradients"] < 2 * alone["gradients"]

@@ -8,9 +8,10 @@ layer's weights before it runs.
 import logging
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from armillary.training.checkpointing import checkpoint_layers
@@ -28,6 +29,7 @@ def parallelise(
     compile: bool = False,
     reshard: bool = True,
     weights: Callable[[str], Tensor] | None = None,
+    compute: torch.dtype | None = None,
 ) -> None:
     """Split an objective's weights, and each pass, over the ranks, in place.
 
@@ -43,6 +45,8 @@ def parallelise(
                 for its backward pass: less memory, a half more communication
     weights     gives each of the decoder's parameters whole, by its name and in their order; what
                 is not this rank's share is dropped, so that no rank ever holds the model
+    compute     the type that autocast multiplies in, if it does: layers are gathered in it. Else
+                autocast's own copies of all layers would stay until the backward pass
     """
     decoder = objective.decoder
     if ranks.mesh is not None and ranks.sizes.tensor > 1:
@@ -57,16 +61,25 @@ def parallelise(
         for layer in decoder.layers:
             layer.compile()
     if ranks.mesh is not None:
-        _shard(objective, ranks, ranks.mesh, reshard)
+        _shard(objective, ranks, ranks.mesh, reshard, compute)
     if weights is not None:
         _fill(objective, ranks, weights)
 
 
-def _shard(objective: Objective, ranks: Ranks, whole: DeviceMesh, reshard: bool) -> None:
+def _shard(
+    objective: Objective,
+    ranks: Ranks,
+    whole: DeviceMesh,
+    reshard: bool,
+    compute: torch.dtype | None,
+) -> None:
     """FSDP2 around each layer and around what is outside of them."""
     mesh = whole["replicate", "shard"] if ranks.sizes.replicate > 1 else whole["shard"]
+    # Gradients are summed in the weights' own type. What is outside the layers is used in it too.
+    narrow = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy() if compute in (None, torch.float32) else narrow
     for layer in objective.decoder.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(objective, mesh=mesh)
     for module in objective.modules():
         if isinstance(module, FSDPModule):

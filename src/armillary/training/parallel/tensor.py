@@ -82,6 +82,12 @@ def plan_of(config: DecoderConfig, tensor: int) -> tuple[tuple[str, Share], ...]
     return (*VOCABULARY_PLAN, *PLAN) if shares_vocabulary(config, tensor) else PLAN
 
 
+def share_of(name: str, config: DecoderConfig, tensor: int) -> Share:
+    """A parameter's place in the plan, by its name in the decoder."""
+    plan = plan_of(config, tensor)
+    return next(share for pattern, share in plan if fnmatchcase(name, pattern))
+
+
 def split_tensors(objective: Objective, mesh: DeviceMesh) -> None:
     """Turn each parameter into a DTensor by the plan, in place, and let the parts use their shares.
 
@@ -94,12 +100,10 @@ def split_tensors(objective: Objective, mesh: DeviceMesh) -> None:
             f"parallel.tensor is {mesh.size()}, but the decoder has adapters, which are not shared "
             "out by heads; set tensor to 1 (shard takes its place)"
         )
-    plan = plan_of(decoder.config, mesh.size())
     places: dict[nn.Module, list[_Place]] = {}
     for path, module in decoder.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            full = f"{path}.{name}"
-            share = next(share for pattern, share in plan if fnmatchcase(full, pattern))
+            share = share_of(f"{path}.{name}", decoder.config, mesh.size())
             split = distribute_tensor(parameter.data, mesh, [share.placement], src_data_rank=None)
             module.register_parameter(
                 name, nn.Parameter(split, requires_grad=parameter.requires_grad)
