@@ -12,6 +12,7 @@ from support.ranks import on_ranks
 from support.split_training import apart, train
 
 ADAMW = OptimizerConfig(lr=1e-2)
+MUON = OptimizerConfig(kind="muon", lr=1e-2)
 CLOSE = 1e-9
 
 # 61 ids are shared out by nobody, 62 by two.
@@ -74,6 +75,16 @@ def test_two_ranks_are_one():
 
 def test_four_ranks_in_every_combination_of_two_kinds_are_one():
     _assert_close(4, ON_FOUR)
+
+
+def _muon_gap() -> float:
+    alone = train(MODELS["plain"], Sizes(), MUON)
+    return apart(train(MODELS["plain"], Sizes(shard=2), MUON), alone)["losses"]
+
+
+def test_muon_turns_whole_matrices_though_each_rank_has_some_rows():
+    """It works in bfloat16, so to 1e-4; turning each rank's rows alone makes 2e-3 of it."""
+    assert max(on_ranks(2, _muon_gap)) < 5e-4
 
 
 def _narrow_gaps() -> list[dict[str, float]]:
