@@ -140,7 +140,7 @@ def test_micro_batches_change_nothing(shared, tmp_path):
         run = of(config, tmp_path / str(size), train=settings, model={"dropout": 0.0})
         one = trainer(run)
         counts = {part.n_targets for part in one.work.train.batch(0).split(8)}
-        assert len(counts) > 2
+        assert len(counts) > 1
         # Stop before the step: gradients are what is to be compared.
         one.precision.step = lambda *_: pytest.fail("unreachable")
         with pytest.raises(pytest.fail.Exception):
@@ -463,3 +463,22 @@ def test_of_chats_the_answers_are_learned(tmp_path):
     assert {text.removesuffix("<|im_end|>") for text in learned} < {f"{2 * n}." for n in range(60)}
     steps = [event for event in events if isinstance(event, StepDone)]
     assert 0 < steps[0].targets < 8 * 64 / 4
+
+
+def test_patterns_that_match_nothing_are_told_before_data_is_prepared(tmp_path):
+    _, run = checkpoint_run(tmp_path, lora={"targets": ["q_proj"]})
+    with pytest.raises(UserError, match=r"targets: 'q_proj' matches no projection"):
+        train(run)
+    assert not (tmp_path / "out/data").exists()
+
+
+def test_a_checkpoint_of_another_version_is_refused(shared, tmp_path):
+    _, config, *_ = shared
+    one = trainer(of(config, tmp_path, train={"steps": 2}))
+    one._began = 0.0
+    plain = one._facts
+    one._facts = lambda: {"config": plain()["config"]}
+    one._save()
+    one._facts = plain
+    with pytest.raises(UserError, match="was saved by another version of armillary"):
+        one.resume(one.folder.newest(print))

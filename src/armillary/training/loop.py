@@ -19,7 +19,7 @@ import torch
 
 from armillary.data import Batch
 from armillary.diagnosis.size import forward_flops
-from armillary.errors import ConfigError, UserError
+from armillary.errors import CheckpointError, ConfigError, UserError
 from armillary.generation.sampling import SamplingConfig
 from armillary.training.batches import arguments
 from armillary.training.checkpoint import load_checkpoint, read_state
@@ -309,6 +309,8 @@ class Trainer:
         Raises UserError for other changes, listed, and for a checkpoint that does not fit.
         """
         facts = read_state(path).facts
+        if set(facts) != set(self._facts()):
+            raise CheckpointError(f"{path}: was saved by another version of armillary")
         changed = refuse_changes(path, facts, self.config, self.work.train.fingerprint, allowed)
         load_checkpoint(
             path,

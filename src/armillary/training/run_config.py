@@ -106,6 +106,10 @@ class DataSettings(_Section):
     field: str | None = Field(
         None, description="Key of JSON lines, or column of a table, that holds the text or chat."
     )
+    end_token: str | None = Field(
+        None,
+        description="The control token after each document; the tokenizer's end token if left out.",
+    )
     validation: Share = Field(
         0.01, description="Share of the documents that is held out, when sources are prepared."
     )
@@ -463,6 +467,8 @@ def _explained(error: ValidationError) -> str:
         text = f"{path}: {said}" if path else said
     else:
         wanted = problem["msg"].replace("Input should be", "must be")
+        for theirs, ours in (("valid array", "list"), ("valid string", "text")):
+            wanted = wanted.replace(theirs, ours)
         text = f"{path} {wanted}, found {problem['input']!r}"
     more = len(problems) - 1
     return text + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")

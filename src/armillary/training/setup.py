@@ -26,6 +26,7 @@ from armillary.decoder import Decoder
 from armillary.errors import UserError
 from armillary.files import write_directory_atomically
 from armillary.tokenizer import Tokenizer
+from armillary.training.lora import add_lora
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.precision import Compute
 from armillary.training.run_config import RunConfig
@@ -86,7 +87,12 @@ def open_model(config: RunConfig, progress: Progress | None = None) -> Opened:
             max_positions=config.data.length,
             **model.uniform.model_dump(),
         )
-    return Opened(_with_dropout(decoder, model.dropout), source)
+    decoder = _with_dropout(decoder, model.dropout)
+    adapters = config.adapters()
+    if adapters is not None:  # patterns that match nothing are told before data is prepared
+        with torch.device("meta"):
+            add_lora(Decoder(decoder), adapters)
+    return Opened(decoder, source)
 
 
 def _vocab_size(config: RunConfig, told: Transferred | None) -> int:
@@ -167,6 +173,7 @@ def _text(
         format=data.format,
         validation=data.validation,
         seed=config.seed,
+        end_token=data.end_token,
         workers=data.workers,
         progress=progress.prepared if ranks.is_main else None,
     )

@@ -91,10 +91,13 @@ def check_parallel(
         )
     at_once = sizes.data * micro_batch
     if batch_size % at_once:
+        spread = (
+            f": {sizes.data} data ranks (replicate {sizes.replicate} × shard {sizes.shard}) with "
+            f"{micro_batch} rows each"
+        )
         raise ConfigError(
-            f"{batch_size} rows a step do not divide by the {at_once} taken at once: "
-            f"{sizes.data} data ranks (replicate {sizes.replicate} × shard {sizes.shard}) with "
-            f"{micro_batch} rows each; make the rows a multiple of {at_once}"
+            f"{batch_size} rows a step do not divide by the {at_once} taken at once"
+            f"{spread if sizes.data > 1 else ''}; make the rows a multiple of {at_once}"
         )
     return sizes
 
