@@ -98,7 +98,7 @@ def train(
             record.norms.append(clip_gradients(parameters.values(), MAX_NORM).norm)
             made.step()
             made.zero_grad()
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", compute, enabled=compute is not None):
             record.logits = objective.eval()(batch(0)["tokens"]).flatten().tolist()
         record.weights = {name: whole(p) for name, p in objective.decoder.named_parameters()}
     return record

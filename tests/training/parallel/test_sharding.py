@@ -20,7 +20,7 @@ MODELS = VARIANTS | {
     "62 ids": config(vocab_size=62, head_bias=True, final_soft_cap=1.5),
     "62 ids, tied": config(vocab_size=62, tie_head=True),
 }
-Cases = list[tuple[str, Sizes, dict[str, bool]]]
+Cases = list[tuple[str, Sizes, dict[str, object]]]
 
 # Whatever a process has only a part of stands in one of these.
 ON_TWO: Cases = [
@@ -90,9 +90,9 @@ def test_muon_turns_whole_matrices_though_each_rank_has_some_rows():
 def _narrow_gaps() -> list[dict[str, float]]:
     """Of bfloat16 on this rank from bfloat16 on one process, and of that from float32."""
     name, narrow = "q/k norm", {"dtype": torch.float32, "compute": torch.bfloat16}
-    alone = train(VARIANTS[name], Sizes(), ADAMW, **narrow)
-    together = train(VARIANTS[name], Sizes(shard=2), ADAMW, **narrow)
-    wide = train(VARIANTS[name], Sizes(), ADAMW, dtype=torch.float32)
+    alone = train(MODELS[name], Sizes(), ADAMW, **narrow)
+    together = train(MODELS[name], Sizes(shard=2), ADAMW, **narrow)
+    wide = train(MODELS[name], Sizes(), ADAMW, dtype=torch.float32)
     return [apart(together, alone), apart(alone, wide)]
 
 
