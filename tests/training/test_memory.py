@@ -148,7 +148,9 @@ SHARED = [
 
 def shared_run(number: int) -> RunConfig:
     parallel, train = SHARED[number]
-    return run_of(LARGER, parallel=parallel, train={"batch_size": 4} | train)
+    # Tensor parallel processes share a vocabulary that divides.
+    data = {"vocab_size": 1000 if "tensor" in parallel else 61}
+    return run_of(LARGER, parallel=parallel, data=data, train={"batch_size": 4} | train)
 
 
 def on_a_rank() -> dict[str, Any]:
@@ -225,11 +227,37 @@ def test_sixteen_processes_by_hand():
         "last_layer": 2 * 4 * whole,
         "first_layer": 2 * 4 * whole,
     }
+    # Twice as they are sent, and the head's from the beginning.
+    assert bytes_of(made, "gradients", "embedding and head, to be summed") == {
+        "last_layer": 4 * 61 * 40,
+        "first_layer": 4 * 61 * 40,
+        "update": 2 * 4 * (2 * 61 * 40 + 40),
+    }
     assert (made.rows, made.micro_batches, made.tokens_per_step) == (1, 2, 8 * 16)
     # Half of each row's tokens is computed here.
     assert bytes_of(made, "activations", "input of the final norm")["loss"] == 4 * 8 * 40
     # There are gradients from the micro-batch before.
     assert bytes_of(made, "gradients", "layers")["loss"] == 4 * 2 * rows
+
+
+def test_copies_and_embeddings_of_one_process_by_hand():
+    """Autocast's copies stay until the pass is over, and then only where they are used again."""
+    layer = 40 * 60 * 2 + 40 * 20 * 2 + 3 * 40 * 24
+    narrow = planned(run_of(train=NARROW))
+    assert bytes_of(narrow, "weights", "copies in bfloat16") == {
+        "loss": 2 * 2 * layer,
+        "last_layer": 2 * 2 * layer,
+        "first_layer": 2 * layer,
+    }
+    again = planned(run_of(train=NARROW | {"recompute": True}))
+    assert bytes_of(again, "weights", "copies in bfloat16") == {
+        "loss": 2 * 2 * layer,
+        "last_layer": 2 * layer,
+        "first_layer": 2 * layer,
+    }
+    added = planned(run_of(train={"micro_batch_size": 4}))
+    assert bytes_of(added, "gradients", "embedding, to be added") == {"update": 4 * 61 * 40}
+    assert not any(term.name == "embedding, to be added" for term in narrow.terms)
 
 
 def test_seventy_billion_on_sixty_four():

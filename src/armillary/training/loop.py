@@ -270,14 +270,15 @@ class Trainer:
             max_tokens=own.max_tokens, temperature=own.temperature, seed=self.config.seed
         )
         for prompt in own.prompts:
-            text = continued(
-                self.objective,
-                self.work.tokenizer,
-                prompt,
-                sampling,
-                end_ids=self._end_ids(),
-                ranks=self.ranks,
-            )
+            with self.precision.autocast():  # in which sharded layers are gathered
+                text = continued(
+                    self.objective,
+                    self.work.tokenizer,
+                    prompt,
+                    sampling,
+                    end_ids=self._end_ids(),
+                    ranks=self.ranks,
+                )
             self._tell(Sampled(self.progress.step, prompt, text))
 
     def _save(self, metric: float | None = None) -> None:
