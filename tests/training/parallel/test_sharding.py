@@ -3,13 +3,19 @@
 In float64, where two orders of a sum differ by 1e-14 and any mistake by much more.
 """
 
-import torch
+import math
 
-from armillary.training.optimizer import OptimizerConfig
+import torch
+from torch.distributed.tensor import DTensor
+
+from armillary.training.objective import Objective
+from armillary.training.optimizer import OptimizerConfig, build_optimizer
 from armillary.training.parallel.config import Sizes
-from support.models import VARIANTS, config
+from armillary.training.parallel.ranks import start_ranks
+from armillary.training.parallel.sharding import parallelise
+from support.models import VARIANTS, build, config, layer
 from support.ranks import on_ranks
-from support.split_training import apart, train
+from support.split_training import apart, batch, train
 
 ADAMW = OptimizerConfig(lr=1e-2)
 MUON = OptimizerConfig(kind="muon", lr=1e-2)
@@ -20,7 +26,7 @@ MODELS = VARIANTS | {
     "62 ids": config(vocab_size=62, head_bias=True, final_soft_cap=1.5),
     "62 ids, tied": config(vocab_size=62, tie_head=True),
 }
-Cases = list[tuple[str, Sizes, dict[str, bool]]]
+Cases = list[tuple[str, Sizes, dict[str, object]]]
 
 # Whatever a process has only a part of stands in one of these.
 ON_TWO: Cases = [
@@ -90,9 +96,9 @@ def test_muon_turns_whole_matrices_though_each_rank_has_some_rows():
 def _narrow_gaps() -> list[dict[str, float]]:
     """Of bfloat16 on this rank from bfloat16 on one process, and of that from float32."""
     name, narrow = "q/k norm", {"dtype": torch.float32, "compute": torch.bfloat16}
-    alone = train(VARIANTS[name], Sizes(), ADAMW, **narrow)
-    together = train(VARIANTS[name], Sizes(shard=2), ADAMW, **narrow)
-    wide = train(VARIANTS[name], Sizes(), ADAMW, dtype=torch.float32)
+    alone = train(MODELS[name], Sizes(), ADAMW, **narrow)
+    together = train(MODELS[name], Sizes(shard=2), ADAMW, **narrow)
+    wide = train(MODELS[name], Sizes(), ADAMW, dtype=torch.float32)
     return [apart(together, alone), apart(alone, wide)]
 
 
@@ -101,3 +107,36 @@ def test_layers_gathered_in_bfloat16_are_as_exact_as_those_of_one_process():
     for together, alone in on_ranks(2, _narrow_gaps):
         assert 0 < together["losses"] < 2 * alone["losses"]
         assert 0 < together["gradients"] < 2 * alone["gradients"]
+
+
+def _with_dropout(sizes: Sizes) -> tuple[list[float], list[float]]:
+    """The losses on this rank's part, and weights that each tensor peer has whole."""
+    dropped = layer(dropout=0.3, attention={"dropout": 0.2}, feedforward={"dropout": 0.2})
+    objective = Objective(build(config(dropped, dropped, input_dropout=0.1)).train())
+    losses = []
+    with start_ranks(sizes) as ranks:
+        torch.manual_seed(ranks.seed(1))
+        parallelise(objective, ranks)
+        optimizer = build_optimizer(objective, ADAMW)
+        for step in range(2):
+            loss = objective(**batch(step))
+            loss.total.backward()
+            losses.append(float(loss.cross_entropy))
+            optimizer.step()
+            optimizer.zero_grad()
+        norm = objective.decoder.get_parameter("final_norm.weight")
+        assert isinstance(norm, DTensor)
+        return losses, norm.to_local().tolist()
+
+
+def test_tensor_peers_drop_the_same_of_what_they_have_in_common():
+    """Otherwise their activations, and with them the weights that both have, would part."""
+    one, other = on_ranks(2, _with_dropout, Sizes(tensor=2))
+    assert one == other
+
+
+def test_context_peers_drop_of_their_own():
+    """Attention drops run by run there; both parts come to one set of gradients."""
+    (one, _), (other, _) = on_ranks(2, _with_dropout, Sizes(context=2))
+    assert all(0 < loss < math.inf for loss in one + other)
+    assert one != other
