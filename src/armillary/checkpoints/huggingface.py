@@ -350,6 +350,12 @@ def write_huggingface(
         write_sharded(partial, theirs, max_shard_bytes, writer)
 
 
+def check_expressible(config: DecoderConfig, family: Family = FAMILIES[0]) -> None:
+    """Raise UserError naming what the family cannot express, before anything is written."""
+    names_in_file(config, family.huggingface.tensors, f"the {family.name} family")
+    _config_entries(config, family, (), {})
+
+
 def _config_entries(
     config: DecoderConfig,
     family: Family,
