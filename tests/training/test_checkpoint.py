@@ -364,6 +364,7 @@ def without(entries, key):
         (lambda s: {**s, "step": "7"}, "step is '7'"),
         (lambda s: {**s, "ranks": 0}, "ranks 0"),
         (lambda s: {**s, "ranks": 2}, "rank-00001.json is not in the manifest"),
+        (lambda s: {**s, "ranks": 10**12}, "ranks is 1000000000000, the manifest names 3 files"),
         (lambda s: {**s, "metric": "low"}, "metric is 'low'"),
         (lambda s: without(s, "facts"), "facts or optimizer are not"),
         (lambda s: {**s, "optimizer": {"decoder.head.weight": 1}}, "facts or optimizer are not"),

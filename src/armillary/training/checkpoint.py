@@ -220,6 +220,8 @@ def read_state(directory: Path) -> TrainingState:
         raise CheckpointError(f"{path}: metric is {metric!r:.80}, which is no number")
     if not isinstance(facts, dict) or not _is_record(record):
         raise CheckpointError(f"{path}: facts or optimizer are not what was saved")
+    if ranks > len(listed):
+        raise CheckpointError(f"{path}: ranks is {ranks}, the manifest names {len(listed)} files")
     needed = {STATE, *(name for number in range(ranks) for name in _files_of(number))}
     if missing := sorted(needed - set(listed)):
         raise CheckpointError(f"{directory}: {missing[0]} is not in the manifest")
