@@ -4,7 +4,7 @@ import pytest
 
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import ConfigError
-from armillary.extension.rules import RULES, RuleOptions, extend
+from armillary.extension.rules import RULES, RuleOptions, extend, kept_notices
 from armillary.rope_scaling import (
     NTK,
     DynamicNTK,
@@ -85,9 +85,8 @@ def test_layers_that_read_no_further_keep_window_and_frequencies():
     kinds = [each.attention.rotary.scaling.kind for each in extension.config.layers]
     assert kinds == ["default", "yarn", "yarn", "default"]
     assert [each.attention.window for each in extension.config.layers] == [64, None, 65, 64]
-    assert extension.notices == (
-        "layers 0, 3: keep their window of 64 and their frequencies, since they read no further "
-        "than the old window of 64",
+    assert kept_notices(extension.kept) == (
+        "layers 0, 3: window of 64 and frequencies are kept, since nothing further is read",
     )
 
 

@@ -72,9 +72,12 @@ def show_plan(
 
 
 def _verdict(planned: "ExtensionPlan") -> str:
+    from armillary.extension.rules import kept_notices
+
     best = planned.recommended
-    name = "" if best is None else f"recommended: {_rule_text(best)}\n"
-    return f"{name}{planned.why}\nto beat: {planned.baseline}"
+    lines = [] if best is None else [f"recommended: {_rule_text(best)}"]
+    lines += [planned.why, *(f"note: {each}" for each in kept_notices(planned.kept))]
+    return "\n".join([*lines, f"to beat: {planned.baseline}"])
 
 
 def plan_facts(model: str, planned: "ExtensionPlan") -> Facts:
@@ -153,10 +156,12 @@ def _group_facts(part: "GroupChange") -> Facts:
 
 
 def _sections(planned: "ExtensionPlan") -> "Iterator[tuple[str, Table]]":
+    from armillary.diagnosis.size import layers_text
+
     shown = planned.recommended or next((r for r in planned.rules if r.changes), None)
     if shown is not None:
         for part in shown.changes:
-            layers = _layers(part.group.layers)
+            layers = layers_text(part.group.layers)
             heading = f"channel pairs of {layers}, before and after {_rule_text(shown)}"
             yield heading, _pairs_table(part)
     if planned.rules:
@@ -230,6 +235,8 @@ def _rules_table(planned: "ExtensionPlan") -> "Table":
 def _needs_table(planned: "ExtensionPlan") -> "Table":
     from rich.table import Table
 
+    from armillary.diagnosis.size import layers_text
+
     needs, machine = planned.needs, planned.needs.machine
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(min_width=26)
@@ -251,7 +258,7 @@ def _needs_table(planned: "ExtensionPlan") -> "Table":
     for bound in planned.bounds:
         needed = "none up to 1e12" if bound.smallest is None else f"{bound.smallest:,.3g}"
         table.add_row(
-            f"  base of {_layers(bound.group.layers)}",
+            f"  base of {layers_text(bound.group.layers)}",
             f"{bound.base:,.10g}; unscaled it would have to be {needed} to keep near keys apart "
             "from far ones",
         )
@@ -277,14 +284,10 @@ def _rule_text(each: "RulePlan") -> str:
     return _name(each) if factor is None else f"{_name(each)}, factor {factor:g}"
 
 
-def _layers(indices: tuple[int, ...]) -> str:
-    from armillary.diagnosis.size import ranges_text
-
-    return f"layer{'s' if len(indices) > 1 else ''} {ranges_text(indices)}"
-
-
 def show_applied(applied: "Applied", json: bool) -> None:
     """Print what was written and what reading it back has shown."""
+    from armillary.diagnosis.size import layers_text
+
     extension = applied.extension
     rule = extension.rule
     if json:
@@ -309,7 +312,7 @@ def show_applied(applied: "Applied", json: bool) -> None:
         lengths = " and ".join(f"{length:,}" for length in each.lengths)
         exact = "exactly" if not each.difference else f"to {each.difference:.1g} of themselves"
         print(
-            f"  read back   {_layers(each.layers)}: the frequencies of {each.pairs} pairs are "
+            f"  read back   {layers_text(each.layers)}: the frequencies of {each.pairs} pairs are "
             f"{exact} the planned ones, for texts of {lengths}"
         )
     for notice in applied.notices:

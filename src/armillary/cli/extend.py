@@ -9,6 +9,8 @@ from armillary.cli._model import read_checkpoint, read_model
 from armillary.cli._options import Debug, IgnoreKey, Json
 from armillary.errors import UserError
 
+_MOST = 1 << 24  # tokens
+
 
 def extend(
     action: Annotated[
@@ -28,7 +30,12 @@ def extend(
     to: Annotated[
         int,
         typer.Option(
-            "--to", metavar="N", min=1, help="The window to have, in tokens.", show_default=False
+            "--to",
+            metavar="N",
+            min=1,
+            max=_MOST,
+            help="The window to have, in tokens.",
+            show_default=False,
         ),
     ],
     rule: Annotated[

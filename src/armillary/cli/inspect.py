@@ -238,9 +238,11 @@ def _print(facts: Facts) -> None:
 
 
 def _sections(facts: Facts, console: "Console") -> "Iterator[tuple[str, Table]]":
+    from armillary.diagnosis.size import layers_text
+
     parameters = facts["parameters"]
     for group in facts["layers"]:
-        heading = f"{_layers_text(group['indices'])} ({len(group['indices'])} ×)"
+        heading = f"{layers_text(group['indices'])} ({len(group['indices'])} ×)"
         sum_line = ("sum of one layer", group["parameters_each"])
         yield heading, _steps_table(group["steps"], sum_line, console)
     sum_line = ("sum outside the layers", parameters["outside"])
@@ -253,7 +255,7 @@ def _sections(facts: Facts, console: "Console") -> "Iterator[tuple[str, Table]]"
     )
     positions = facts["positions"]
     for attention in positions["attention"]:
-        heading = f"positions, {_layers_text(attention['layers'])}"
+        heading = f"positions, {layers_text(attention['layers'])}"
         yield heading, _pairs_table(_position_lines(positions["table"], attention))
     if facts.get("tokenizer"):
         yield "tokenizer", _pairs_table(_tokenizer_lines(facts["tokenizer"]))
@@ -308,9 +310,11 @@ def _pairs_table(lines: Lines) -> "Table":
 
 
 def _parameter_lines(facts: Facts) -> Lines:
+    from armillary.diagnosis.size import layers_text
+
     lines = [
         (
-            _layers_text(group["indices"]),
+            layers_text(group["indices"]),
             f"{len(group['indices'])} × {group['parameters_each']:,} = {group['parameters']:,}",
         )
         for group in facts["layers"]
@@ -395,9 +399,3 @@ def _token_text(token: Facts) -> str:
 
 def _bytes(count: int) -> str:
     return f"{count:,} bytes ({bytes_text(count)})" if count >= 1000 else bytes_text(count)
-
-
-def _layers_text(indices: list[int]) -> str:
-    from armillary.diagnosis.size import ranges_text
-
-    return f"layer{'s' if len(indices) > 1 else ''} {ranges_text(indices)}"

@@ -22,8 +22,8 @@ _ROUNDING = 1e-9  # two frequencies that differ by less are the same one
 # How `smallest_base` looks: in steps of half a hundredth, for a stretch of one hundredth.
 _STEP, _STRETCH = 1.005, 3
 _LARGEST_BASE = 1e12
-# Distances are looked at first where bases just below failed, then in chunks.
-_AROUND, _REMEMBERED, _CHUNK = 24, 8, 2048
+# Distances are looked at first where bases just below failed.
+_AROUND, _REMEMBERED = 24, 8
 
 
 @dataclass(frozen=True)
@@ -176,12 +176,16 @@ def smallest_base(d_rotary: int, window: int) -> float | None:
 
 def _first_failure(theta: Frequencies, window: int, likely: Iterable[int]) -> int | None:
     """A distance at which the sum is negative, looked for around the likely ones first."""
-    near = [(max(0, at - _AROUND), min(window, at + _AROUND)) for at in likely]
-    # The far ones fail more often.
-    chunks = ((max(0, stop - _CHUNK), stop) for stop in range(window, 0, -_CHUNK))
-    for start, stop in (*near, *chunks):
-        sums = np.cos(np.arange(start, stop)[:, None] * theta).sum(axis=1)
-        least = int(sums.argmin())
-        if sums[least] < 0:
-            return start + least
-    return None
+    for at in likely:
+        around = np.arange(max(0, at - _AROUND), min(window, at + _AROUND))
+        sums = np.cos(around[:, None] * theta).sum(axis=1)
+        if sums.min() < 0:
+            return int(around[sums.argmin()])
+    # m = S·a + k, and cos(x + y) = cos x · cos y − sin x · sin y: a product of two small matrices.
+    step = math.isqrt(window - 1) + 1
+    far, near = (np.arange(step)[:, None] * scale * theta for scale in (step, 1))
+    left = np.concatenate([np.cos(far), -np.sin(far)], axis=1)
+    right = np.concatenate([np.cos(near), np.sin(near)], axis=1)
+    sums = (left @ right.T).ravel()[:window]
+    least = int(sums.argmin())
+    return least if sums[least] < 0 else None

@@ -415,3 +415,8 @@ def ranges_text(indices: Sequence[int]) -> str:
         else:
             runs.append([index])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def layers_text(indices: Sequence[int]) -> str:
+    """The layers of these numbers: layer 3, layers 0–29."""
+    return f"layer{'s' if len(indices) > 1 else ''} {ranges_text(indices)}"

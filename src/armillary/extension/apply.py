@@ -22,7 +22,7 @@ from armillary.checkpoints.tensors import StoredTensor, to_write
 from armillary.config import DecoderConfig
 from armillary.diagnosis.frequencies import frequencies_at, rotary_groups
 from armillary.errors import CheckpointError, UserError
-from armillary.extension.rules import Extension, RuleName, RuleOptions, extend
+from armillary.extension.rules import Extension, RuleName, RuleOptions, extend, kept_notices
 from armillary.rope_scaling import NTK, DynamicNTK
 
 Format = Literal["auto", "huggingface", "armillary"]
@@ -90,7 +90,7 @@ def apply(
         format="armillary" if chosen is None else "huggingface",
         extension=extension,
         verified=verified,
-        notices=(*extension.notices, *notices),
+        notices=(*kept_notices(extension.kept), *extension.notices, *notices),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from armillary.config import DecoderConfig, LayerConfig
 from armillary.diagnosis.frequencies import RotaryGroup, rotary_groups
-from armillary.diagnosis.size import ranges_text
+from armillary.diagnosis.size import layers_text
 from armillary.errors import ConfigError
 from armillary.rope_scaling import (
     NTK,
@@ -87,7 +87,7 @@ class Extension:
     rule      what its layers carry now; None when they turn as before
     changed   the groups of layers, as they were, that the rule is put on
     kept      those that rotate as before, since they read no further than the old window
-    notices   one line each for what a person may want to know
+    notices   one line each for what a person may want to know of the rule
     """
 
     config: DecoderConfig
@@ -112,10 +112,9 @@ def extend(
     groups = rotary_groups(config)
     changed = tuple(group for group in groups if group.reads_beyond(config.max_positions))
     kept = tuple(group for group in groups if group not in changed)
-    notices = [_kept_notice(group, config.max_positions) for group in kept]
     if rule == "none":
         longer = config.model_copy(update={"max_positions": to})
-        return Extension(longer, None, (), groups, tuple(notices))
+        return Extension(longer, None, (), kept, ())
     if not changed:
         raise ConfigError(
             f"no layer rotates and reads beyond the window of {config.max_positions:,}, so the "
@@ -125,16 +124,16 @@ def extend(
     if isinstance(before, Unscaled):
         if options.over is not None:
             raise ConfigError(f"--over {options.over}: the model carries no rule yet; leave it out")
-        made, more = _made(rule, config, to, options, before)
+        made, notices = _made(rule, config, to, options, before)
     elif options.over == "multiply":
-        made, more = _multiplied(rule, config, to, options, before)
+        made, notices = _multiplied(rule, config, to, options, before)
     elif options.over == "replace":
-        made, more = _made(rule, config, to, options, before)
+        made, notices = _made(rule, config, to, options, before)
     else:
         raise ConfigError(_which_is_meant(rule, config, to, options, before))
     layers = _with_rule(config, made, {i for group in changed for i in group.layers})
     longer = config.model_copy(update={"max_positions": to, "layers": layers})
-    return Extension(longer, made, changed, kept, (*notices, *more))
+    return Extension(longer, made, changed, kept, tuple(notices))
 
 
 def existing_rule(groups: tuple[RotaryGroup, ...]) -> AnyRopeScaling:
@@ -147,6 +146,15 @@ def existing_rule(groups: tuple[RotaryGroup, ...]) -> AnyRopeScaling:
         raise ConfigError(f"layers carry different rules, {kinds}; one for all cannot follow them")
     (rule,) = found
     return rule
+
+
+def kept_notices(groups: tuple[RotaryGroup, ...]) -> tuple[str, ...]:
+    """What is to be said of layers that rotate as before, a line for each group."""
+    return tuple(
+        f"{layers_text(group.layers)}: window of {group.window:,} and frequencies are kept, since "
+        "nothing further is read"
+        for group in groups
+    )
 
 
 def _check_target(config: DecoderConfig, to: int) -> None:
@@ -173,13 +181,6 @@ def _check_options(rule: RuleName, options: RuleOptions) -> None:
             f"--factor {options.factor:g}: a window grows by a factor of 1 or more; "
             "leave it out, and it follows from the target"
         )
-
-
-def _kept_notice(group: RotaryGroup, window: int) -> str:
-    return (
-        f"layers {ranges_text(group.layers)}: keep their window of {group.window:,} and their "
-        f"frequencies, since they read no further than the old window of {window:,}"
-    )
 
 
 def _made(
