@@ -316,9 +316,7 @@ def test_prefill_bytes_are_what_its_tensors_take(name):
     decoder = Decoder(model).eval()
     cache = KVCache(model, capacity=700)
     tokens = torch.zeros(1, 700, dtype=torch.long)
-    memory = TensorMemory()
-    memory.know([*decoder.parameters(), tokens])
-    with torch.no_grad(), memory:
+    with torch.no_grad(), TensorMemory([*decoder.parameters(), tokens]) as memory:
         decoder.prefill(tokens, cache, chunk=128)
     assert prefill_bytes(model, "float32", 700, 128) == pytest.approx(
         memory.peak - cache.nbytes, rel=1 / 4
