@@ -123,6 +123,12 @@ def sums(base, d_rotary, window):
     return np.cos(np.outer(np.arange(window), base_frequencies(base, d_rotary))).sum(1)
 
 
+def test_no_distance_of_any_window_is_left_out():
+    """Also the last ones, of windows that are no square."""
+    for window in range(2, 60):
+        assert sums(smallest_base(10, window), 10, window).min() >= 0
+
+
 @pytest.mark.parametrize(("d_rotary", "window"), [(10, 64), (20, 300), (64, 1024)])
 def test_it_passes_for_a_hundredth_and_not_just_below(d_rotary, window):
     found = smallest_base(d_rotary, window)

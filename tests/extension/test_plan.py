@@ -139,6 +139,15 @@ def test_what_a_longer_window_changes_is_held_against_what_was_trained():
     assert part.change.unseen.sum() == 0
 
 
+def test_what_was_trained_is_what_the_old_window_s_length_asks_for():
+    """Under longrope, past its original window, that is the long list."""
+    rule = LongRoPE((1.0,) * 5, (2.0,) * 5, 4.0, 16)
+    planned = plan(config(layer(rotary={"scaling": rule})), to=128, rule="none")
+    (part,) = planned.rules[0].changes
+    assert np.array_equal(part.change.before, rule.frequencies(100.0, 10, 17))
+    assert part.change.change_in_short_texts == 0
+
+
 def test_lists_of_two_lengths_move_short_texts_by_the_short_one():
     rule = LongRoPE((1.0,) * 5, (2.0,) * 5, 4.0, 16)
     scaled = config(layer(rotary={"scaling": rule}), max_positions=16)
