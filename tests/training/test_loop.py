@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from armillary.checkpoints import open_checkpoint
 from armillary.data import IGNORED, TokenDataset
 from armillary.errors import ConfigError, UserError
 from armillary.language_model import load
@@ -482,3 +483,13 @@ def test_a_checkpoint_of_another_version_is_refused(shared, tmp_path):
     one._facts = plain
     with pytest.raises(UserError, match="was saved by another version of armillary"):
         one.resume(one.folder.newest(print))
+
+
+def test_dropout_is_of_training_and_not_of_the_model(shared):
+    """So that other libraries can read a model that was trained with it."""
+    _, config, _, ended = shared
+    assert config.model.dropout == 0.1
+    made = open_checkpoint(ended.model)
+    assert made.format == "huggingface"
+    assert made.config.input_dropout == 0
+    assert all(layer.dropout == 0 for layer in made.config.layers)

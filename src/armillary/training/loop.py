@@ -46,7 +46,7 @@ from armillary.training.precision import Precision
 from armillary.training.run_config import RunConfig, differences
 from armillary.training.samples import continued
 from armillary.training.schedule import set_learning_rates
-from armillary.training.setup import Work
+from armillary.training.setup import Work, with_dropout
 from armillary.training.speed import measured_flops
 from armillary.training.validation import (
     HeldOutLoss,
@@ -350,14 +350,15 @@ class Trainer:
     def _export(self) -> Path:
         """Write the model for transformers, or where no family of theirs has it, in our format."""
         path, decoder = Path(self.config.out) / MODEL, self.work.decoder
+        config = with_dropout(decoder.config, 0.0)  # which is of training
         unmerge = None if self.config.lora is None else merge_lora(decoder)
         generation = {**self.work.generation, "eos_token_id": list(self._end_ids())}
         tokenizer = self.work.tokenizer
         try:
-            export_huggingface(path, decoder, tokenizer, generation)
+            export_huggingface(path, decoder, tokenizer, generation, config=config)
         except ConfigError as error:
             self._tell(Notice(self.progress.step, f"the model is written in our format: {error}"))
-            export_armillary(path, decoder, tokenizer, generation)
+            export_armillary(path, decoder, tokenizer, generation, config=config)
         if unmerge is not None:
             unmerge()
         return path

@@ -87,7 +87,8 @@ def open_model(config: RunConfig, progress: Progress | None = None) -> Opened:
             max_positions=config.data.length,
             **model.uniform.model_dump(),
         )
-    decoder = _with_dropout(decoder, model.dropout)
+    if model.dropout is not None:
+        decoder = with_dropout(decoder, model.dropout)
     adapters = config.adapters()
     if adapters is not None:  # patterns that match nothing are told before data is prepared
         with torch.device("meta"):
@@ -106,9 +107,8 @@ def _vocab_size(config: RunConfig, told: Transferred | None) -> int:
     return open_tokenizer(data.tokenizer, progress=told).vocab_size
 
 
-def _with_dropout(decoder: DecoderConfig, dropout: float | None) -> DecoderConfig:
-    if dropout is None:
-        return decoder
+def with_dropout(decoder: DecoderConfig, dropout: float) -> DecoderConfig:
+    """The same decoder with dropout on embeddings and on what its layers add."""
     layers = tuple(layer.model_copy(update={"dropout": dropout}) for layer in decoder.layers)
     return decoder.model_copy(update={"layers": layers, "input_dropout": dropout})
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from armillary.checkpoints import save_armillary, write_huggingface
 from armillary.checkpoints.families import FAMILIES, Family
 from armillary.checkpoints.tensors import TensorToWrite
+from armillary.config import DecoderConfig
 from armillary.decoder import Decoder
 from armillary.files import Writer, sha256, write_directory_atomically
 from armillary.training.ranks import gather, n_ranks, on_every_rank, on_first_rank, rank
@@ -33,19 +34,21 @@ def export_huggingface(
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
     *,
+    config: DecoderConfig | None = None,
     family: Family = FAMILIES[0],
     dtype: torch.dtype | None = None,
     max_shard_bytes: int | None = None,
 ) -> None:
     """`write_huggingface` on all ranks at once; weights in `dtype`, or as they are.
 
+    `config` is written in place of the decoder's own, such as one without dropout.
     To be called by every rank. Raises UserError for a decoder that the family cannot express, and
     when a rank cannot write; then all of them end so, and nothing is left.
     """
     assembly = _Assembly(decoder, dtype)
     write_huggingface(
         directory,
-        decoder.config,
+        config or decoder.config,
         assembly.tensors(),
         tokenizer,
         generation,
@@ -61,13 +64,14 @@ def export_armillary(
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
     *,
+    config: DecoderConfig | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
     """`save_armillary` on all ranks at once, for any decoder; otherwise as `export_huggingface`."""
     assembly = _Assembly(decoder, dtype)
     save_armillary(
         directory,
-        decoder.config,
+        config or decoder.config,
         assembly.tensors(),
         tokenizer,
         generation,
