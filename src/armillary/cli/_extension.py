@@ -72,11 +72,9 @@ def show_plan(
 
 
 def _verdict(planned: "ExtensionPlan") -> str:
-    from armillary.extension.rules import kept_notices
-
     best = planned.recommended
     lines = [] if best is None else [f"recommended: {_rule_text(best)}"]
-    lines += [planned.why, *(f"note: {each}" for each in kept_notices(planned.kept))]
+    lines += [planned.why, *(f"note: {note}" for note in _notes(planned))]
     return "\n".join([*lines, f"to beat: {planned.baseline}"])
 
 
@@ -176,12 +174,12 @@ def _pairs_table(part: "GroupChange") -> "Table":
     table = _table(
         "pair",
         "wavelength",
-        f"turns in {change.window:,}",
-        "new wavelength",
-        f"turns in {change.target:,}",
+        f"turns in\n{change.window:,}",
+        "new\nwavelength",
+        f"turns in\n{change.target:,}",
         "slowed",
-        "new angles without a rule",
-        "with it",
+        "unseen\nwithout",
+        "unseen\nwith",
     )
     alone = replace(change, after=frequencies_at(part.group.rotary, change.target))
     for i in range(len(change.before)):
@@ -202,34 +200,43 @@ def _number(value: float, digits: int) -> str:
     """So many digits that mean something, and never an exponent."""
     if not value:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(value)))
-    return f"{value:,.{decimals}f}"
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - math.floor(math.log10(rounded)))
+    return f"{rounded:,.{decimals}f}"
 
 
 def _rules_table(planned: "ExtensionPlan") -> "Table":
     table = _table(
         "rule",
-        "unseen pairs",
-        "change in short texts",
-        "in long texts",
-        "attention factor",
+        "unseen\npairs",
+        "turns moved,\nshort texts",
+        "\nlong texts",
+        "attention\nfactor",
         "",
     )
     for each in planned.rules:
-        mark = "recommended" if each is planned.recommended else ""
         if each.refused is not None:
-            table.add_row(_name(each), "–", "–", "–", "–", one_line(each.refused))
             continue
-        factors = {f"{part.change.attention_factor:.4g}" for part in each.changes}
+        factors = sorted({f"{part.change.attention_factor:.4g}" for part in each.changes})
         table.add_row(
             _rule_text(each),
             f"{each.unseen}",
-            f"{_number(each.change_in_short_texts, 3)} turns",
-            f"{_number(each.change_in_long_texts, 3)} turns",
-            ", ".join(sorted(factors)),
-            "; ".join(filter(None, [mark, *each.notices])),
+            _number(each.change_in_short_texts, 3),
+            _number(each.change_in_long_texts, 3),
+            ", ".join(factors),
+            "←" if each is planned.recommended else "",
         )
     return table
+
+
+def _notes(planned: "ExtensionPlan") -> Iterator[str]:
+    """What does not fit into the table, rule by rule, and of layers that no rule is for."""
+    from armillary.extension.rules import kept_notices
+
+    for each in planned.rules:
+        for notice in filter(None, (each.refused, *each.notices)):
+            yield f"{_name(each)}: {one_line(notice)}"
+    yield from kept_notices(planned.kept)
 
 
 def _needs_table(planned: "ExtensionPlan") -> "Table":
@@ -269,9 +276,10 @@ def _table(*headings: str) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number in (0, 6, 7) or not heading else "right")
+        is_text = number in (0, 6, 7) or not heading
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
     return table
 
 
