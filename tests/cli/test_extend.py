@@ -40,7 +40,9 @@ def rows(output, heading):
 def test_a_plan_shows_pairs_rules_needs_and_advice(run):
     code, output, errors = run("plan", "tiny", "--to", 256)
     assert (code, errors) == (0, "")
-    assert output.startswith("tiny: window 64 → 256\n")
+    first, note, *_ = output.splitlines()
+    assert first == "tiny: window 64 → 256"
+    assert note == "note: there is no tokenizer.json; only token ids can be given"
     *_, one, two, three, four, five = rows(
         output, "channel pairs of layers 0–1, before and after yarn, factor 4"
     )
@@ -107,6 +109,7 @@ def test_apply_writes_a_model_and_says_what_reading_it_back_has_shown(run, here)
         "  format      huggingface",
         "  read back   layers 0–1: the frequencies of 5 pairs are exactly the planned ones, for "
         "texts of 64 and 256",
+        "  note        there is no tokenizer.json; only token ids can be given",
     ]
     read = open_checkpoint(here / "long").config
     assert read.max_positions == 256

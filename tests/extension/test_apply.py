@@ -160,8 +160,8 @@ def test_what_no_family_can_say_is_written_in_our_format_with_the_reason(tmp_pat
     before = open_checkpoint(tmp_path / "source")
     applied = apply(before, tmp_path / "out", to=256, rule="yarn")
     assert applied.format == "armillary"
-    assert applied.notices[0].startswith("layer 0: window of 8 and frequencies are kept")
-    assert applied.notices[1].startswith("written in Armillary's format: the llama family cannot")
+    assert applied.notices[1].startswith("layer 0: window of 8 and frequencies are kept")
+    assert applied.notices[2].startswith("written in Armillary's format: the llama family cannot")
     assert [each.layers for each in applied.verified] == [(0,), (1,)]
     after = open_checkpoint(tmp_path / "out").config
     assert [each.attention.window for each in after.layers] == [8, None]

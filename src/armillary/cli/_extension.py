@@ -14,6 +14,7 @@ from armillary.wording import bytes_text, count_text, duration_text
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from armillary.checkpoints.checkpoint import Checkpoint
     from armillary.config import DecoderConfig
     from armillary.extension.apply import Applied
     from armillary.extension.plan import ExtensionPlan, GroupChange, RulePlan
@@ -37,38 +38,37 @@ def read_factors(path: Path | None) -> tuple[float, ...] | None:
     return tuple(float(n) for n in numbers)
 
 
-def show_plan(
-    model: str,
+def make_plan(
     config: "DecoderConfig",
     to: int,
     rule: "RuleName | None",
     options: "RuleOptions",
     dtype: str,
-    figure: Path | None,
-    json: bool,
-) -> None:
-    """Print a plan, and draw it where a file is named."""
+) -> "ExtensionPlan":
+    """Plan for this machine. Raises UserError as `plan` does."""
     from armillary.extension.machine import this_machine
     from armillary.extension.plan import plan
 
-    planned = plan(
-        config, to=to, rule=rule, options=options, dtype=dtype, machine=this_machine(dtype)
-    )
-    if figure is not None:
-        from armillary.extension.figure import draw_frequencies
+    planned = plan(config, to=to, rule=rule, options=options, dtype=dtype)
+    return replace(planned, needs=replace(planned.needs, machine=this_machine(dtype)))
 
-        draw_frequencies(planned, figure)
+
+def show_plan(
+    model: str, planned: "ExtensionPlan", checkpoint: "Checkpoint | None", json: bool
+) -> None:
+    """Print a plan, and what was to be said of the checkpoint that it is for."""
+    notices = [] if checkpoint is None else checkpoint.notices
     if json:
-        print_json(plan_facts(model, planned))
+        print_json({**plan_facts(model, planned), "notices": notices})
         return
     console = output_console()
-    console.print(f"{model}: window {planned.window:,} → {to:,}", style="bold")
+    console.print(f"{model}: window {planned.window:,} → {planned.target:,}", style="bold")
+    for notice in notices:
+        console.print(f"note: {one_line(notice)}")
     for heading, table in _sections(planned):
         console.print(f"\n{heading}", style="bold")
         console.print(table)
     console.print(f"\n{_verdict(planned)}")
-    if figure is not None:
-        console.print(f"figure: {figure}")
 
 
 def _verdict(planned: "ExtensionPlan") -> str:

@@ -222,8 +222,13 @@ def extend(
             raise UserError("--out and --format go with extend apply; plan writes no model")
         if rule is None and options != RuleOptions(over=over):
             raise UserError("options of a rule go with one; say which: --rule yarn")
-        config, _ = read_model(model, ignored)
-        _extension.show_plan(model, config, to, rule, options, dtype or "float32", figure, json)
+        config, checkpoint = read_model(model, ignored)
+        planned = _extension.make_plan(config, to, rule, options, dtype or "float32")
+        if figure is not None:
+            from armillary.extension.figure import draw_frequencies
+
+            draw_frequencies(planned, figure)
+        _extension.show_plan(model, planned, checkpoint, json)
         return
     if out is None or rule is None:
         missing = "--out DIR" if out is None else "--rule RULE (extend plan recommends one)"

@@ -90,7 +90,12 @@ def apply(
         format="armillary" if chosen is None else "huggingface",
         extension=extension,
         verified=verified,
-        notices=(*kept_notices(extension.kept), *extension.notices, *notices),
+        notices=(
+            *checkpoint.notices,
+            *kept_notices(extension.kept),
+            *extension.notices,
+            *notices,
+        ),
     )
 
 
