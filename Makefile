@@ -40,6 +40,7 @@ bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/train.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
