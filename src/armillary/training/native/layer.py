@@ -1,0 +1,312 @@
+"""A whole decoder layer as one function with a gradient of its own, for bfloat16 on processors.
+
+What it computes is `DecoderLayer` under bfloat16 autocast: the residual path in float32, products
+of bfloat16 summed in float32. What it does otherwise, and what that saves:
+
+* attention in blocks that stay in the cache, with float32 scores that never reach memory
+* queries, keys and values from one product, gate and up from one
+* for the backward pass it keeps the two normalised inputs, queries, keys and values, what attention
+  gave, gate and up, all in bfloat16; everything else is made again, which costs no product
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from armillary.config import LayerConfig
+from armillary.decoder import DecoderLayer
+from armillary.parts.attention import KeyValueStore
+from armillary.parts.feedforward import GLU
+from armillary.parts.mask import Visibility
+from armillary.parts.norm import RMSNorm
+from armillary.parts.rotary import Rotation
+from armillary.training.native.build import kernels
+
+# What kernels.c asks of sizes.
+_BLOCK = 64
+_WIDTH = 32
+# A window that hides nothing.
+_ALL = 1 << 40
+
+
+def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
+    """Whether a layer is of the one kind that is known here.
+
+    That is: pre-normalised with RMSNorm, one sub-layer after the other, rotated by halves over whole
+    heads whose width is a multiple of 32, SwiGLU; no biases, no query and key norms, no soft cap, no
+    dropout, no adapters.
+    """
+    attention, feedforward = config.attention, config.feedforward
+    rotary = attention.rotary
+    plain = (
+        config.residual == "sequential"
+        and config.norm_placement == "pre"
+        and config.norm.kind == "rms"
+        and rotary is not None
+        and rotary.layout == "half_split"
+        and rotary.d_rotary == attention.d_head
+        and attention.qk_norm is None
+        and attention.soft_cap is None
+        and not (attention.qkv_bias or attention.out_bias or feedforward.bias)
+        and feedforward.kind == "glu"
+        and feedforward.activation == "silu"
+        and not (config.dropout or attention.dropout or feedforward.dropout)
+    )
+    d_model = layer.attention.q.in_features
+    widths = (d_model, attention.d_head, feedforward.d_ff)
+    linear = [module for module in layer.modules() if isinstance(module, nn.Linear)]
+    n_linear = 4 + (2 if feedforward.fused else 3)
+    adapted = len(linear) != n_linear or any(type(module) is not nn.Linear for module in linear)
+    return plain and not adapted and all(width % _WIDTH == 0 for width in widths)
+
+
+class NativeForward:
+    """Stands for the forward of a layer that `fits`; the plain one serves what is not known here.
+
+    That is: rows whose length is no multiple of 64, padding or a mask of the caller's own, caches,
+    other types than bfloat16 autocast over float32, other devices, parameters cut over ranks.
+    """
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        self.layer = layer
+        self.plain = layer.forward
+
+    def __call__(
+        self,
+        x: Tensor,
+        visibility: Visibility,
+        turn: Rotation | None = None,
+        store: KeyValueStore | None = None,
+    ) -> Tensor:
+        if store is not None or turn is None or not self._knows(x, visibility):
+            return self.plain(x, visibility, turn, store)
+        attention, feedforward = self.layer.attention, self.layer.feedforward
+        norms = (self.layer.norm1, self.layer.norm2)
+        assert isinstance(feedforward, GLU)
+        assert isinstance(norms[0], RMSNorm) and isinstance(norms[1], RMSNorm)
+        config = attention.config
+        sizes = _Sizes(
+            batch=x.shape[0],
+            length=x.shape[1],
+            heads=config.n_heads,
+            kv_heads=config.n_kv_heads,
+            d_head=config.d_head,
+            window=_ALL if config.window is None else config.window,
+            scale=config.score_scale,
+            eps=(norms[0].eps, norms[1].eps),
+            offsets=(norms[0].offset, norms[1].offset),
+        )
+        wide = (
+            [feedforward.gate_up.weight]
+            if feedforward.fused
+            else [feedforward.gate.weight, feedforward.up.weight]
+        )
+        out: Tensor = _Layer.apply(  # type: ignore[no-untyped-call]
+            x,
+            visibility.documents,
+            turn,
+            sizes,
+            norms[0].weight,
+            norms[1].weight,
+            attention.out.weight,
+            feedforward.down.weight,
+            attention.q.weight,
+            attention.k.weight,
+            attention.v.weight,
+            *wide,
+        )
+        return out
+
+    def _knows(self, x: Tensor, visibility: Visibility) -> bool:
+        return (
+            x.device.type == "cpu"
+            and x.dtype == torch.float32
+            and torch.is_autocast_enabled("cpu")
+            and torch.get_autocast_dtype("cpu") == torch.bfloat16
+            and x.shape[1] % _BLOCK == 0
+            and visibility.n_queries == visibility.n_keys
+            and visibility.readable is None
+            and visibility.allowed is None
+            and all(
+                type(parameter) is nn.Parameter and parameter.dtype == torch.float32
+                for parameter in self.layer.parameters()
+            )
+        )
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    batch: int
+    length: int
+    heads: int
+    kv_heads: int
+    d_head: int
+    window: int
+    scale: float
+    eps: tuple[float, float]
+    offsets: tuple[float, float]
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.length
+
+    @property
+    def of_attention(self) -> tuple[int, ...]:
+        """The last arguments of the attention kernels."""
+        return self.batch, self.length, self.heads, self.kv_heads, self.d_head
+
+
+class _Layer(torch.autograd.Function):
+    """x (B, T, d) float32 → the same; N = B·T below.
+
+    Matrices come as out, down, q, k, v and gate, up (or both in one), float32 as parameters are.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        documents: Tensor | None,
+        turn: Rotation,
+        sizes: _Sizes,
+        norm1: Tensor,
+        norm2: Tensor,
+        out: Tensor,
+        down: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *wide: Tensor,
+    ) -> Tensor:
+        documents = None if documents is None else documents.long().contiguous()
+        angles = turn.cos.float().contiguous(), turn.sin.float().contiguous()
+        u, scaled1, normed, rstd1 = _add_and_norm(x.contiguous(), None, norm1, sizes, 0)
+        qkv = normed @ _narrow(q, k, v).T
+        _turn(qkv, angles, 1.0, sizes)
+        joined = qkv.new_empty(sizes.rows, sizes.heads * sizes.d_head)
+        log_sum = torch.empty(sizes.batch, sizes.heads, sizes.length)
+        kernels().attention(
+            qkv, documents, sizes.window, sizes.scale, joined, log_sum, *sizes.of_attention
+        )
+        u, scaled2, normed, rstd2 = _add_and_norm(u, joined @ _narrow(out).T, norm2, sizes, 1)
+        gate_up = normed @ _narrow(*wide).T
+        del normed
+        y = u.add_((_swiglu(gate_up) @ _narrow(down).T).view_as(u))
+        ctx.save_for_backward(
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, gate_up, documents, *angles,
+            norm1, norm2, out, down, q, k, v, *wide,
+        )  # fmt: skip
+        ctx.sizes = sizes
+        ctx.used = False
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_y: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.used:
+            # Gate and up, the largest of what is kept, give their memory to their gradients.
+            raise RuntimeError("a layer's gradients are made once; compute the loss again")
+        ctx.used = True
+        sizes: _Sizes = ctx.sizes
+        (
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, gate_up, documents, cos, sin,
+            norm1, norm2, out, down, q, k, v, *wide,
+        ) = ctx.saved_tensors  # fmt: skip
+        of_y = of_y.contiguous()
+        narrow = of_y.view(sizes.rows, -1).bfloat16()
+        of_active = narrow @ _narrow(down)
+        kernels().swiglu_backward(gate_up, of_active, *of_active.shape)
+        active, of_gate_up = of_active, gate_up
+        of_down = (narrow.T @ active).float()
+        del active, of_active, gate_up
+        of_wide = _parts(of_gate_up.T @ _rescaled(scaled2, norm2, sizes, 1), wide)
+        of_normed = of_gate_up @ _narrow(*wide)
+        of_u = torch.empty_like(of_y)
+        of_norm2 = _norm_backward(of_normed, scaled2, rstd2, norm2, of_y, of_u, sizes, 1)
+
+        narrow = of_u.view(sizes.rows, -1).bfloat16()
+        of_out = (narrow.T @ joined).float()
+        of_qkv = torch.empty_like(qkv)
+        kernels().attention_backward(
+            narrow @ _narrow(out), qkv, joined, log_sum, documents, sizes.window, sizes.scale,
+            of_qkv, *sizes.of_attention,
+        )  # fmt: skip
+        _turn(of_qkv, (cos, sin), -1.0, sizes)
+        of_q, of_k, of_v = _parts(of_qkv.T @ _rescaled(scaled1, norm1, sizes, 0), [q, k, v])
+        of_normed = of_qkv @ _narrow(q, k, v)
+        of_norm1 = _norm_backward(of_normed, scaled1, rstd1, norm1, of_u, of_u, sizes, 0)
+        return (
+            of_u, None, None, None, of_norm1, of_norm2, of_out, of_down, of_q, of_k, of_v, *of_wide,
+        )  # fmt: skip
+
+
+def _narrow(*matrices: Tensor) -> Tensor:
+    """Matrices one below the other, in bfloat16."""
+    whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+    return whole.bfloat16()
+
+
+def _parts(gradient: Tensor, matrices: list[Tensor]) -> list[Tensor]:
+    """The gradient of `_narrow`, in float32."""
+    return [part.float() for part in gradient.split([matrix.shape[0] for matrix in matrices])]
+
+
+def _weight(norm: Tensor, sizes: _Sizes, which: int) -> Tensor:
+    offset = sizes.offsets[which]
+    return norm + offset if offset else norm
+
+
+def _add_and_norm(
+    x: Tensor, y: Tensor | None, norm: Tensor, sizes: _Sizes, which: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x + y (B, T, d), its RMS-normalised rows (N, d) before and after the weight, and 1/RMS (N)."""
+    d = x.shape[-1]
+    u = x if y is None else torch.empty_like(x)
+    scaled, normed = (torch.empty(sizes.rows, d, dtype=torch.bfloat16) for _ in range(2))
+    rstd = torch.empty(sizes.rows)
+    kernels().add_and_norm(
+        x, y, _weight(norm, sizes, which), sizes.eps[which], u, scaled, normed, rstd, sizes.rows, d
+    )
+    return u, scaled, normed, rstd
+
+
+def _rescaled(scaled: Tensor, norm: Tensor, sizes: _Sizes, which: int) -> Tensor:
+    normed = torch.empty_like(scaled)
+    kernels().rescale(scaled, _weight(norm, sizes, which), normed, *scaled.shape)
+    return normed
+
+
+def _norm_backward(
+    of_normed: Tensor,
+    scaled: Tensor,
+    rstd: Tensor,
+    norm: Tensor,
+    past: Tensor,
+    of_u: Tensor,
+    sizes: _Sizes,
+    which: int,
+) -> Tensor:
+    """Fill `of_u` with past + the gradient through the norm; return the weight's."""
+    of_norm = torch.zeros_like(norm)
+    kernels().norm_backward(
+        of_normed, scaled, rstd, _weight(norm, sizes, which), past, of_u, of_norm, *scaled.shape
+    )
+    return of_norm
+
+
+def _swiglu(gate_up: Tensor) -> Tensor:
+    n, twice = gate_up.shape
+    active = gate_up.new_empty(n, twice // 2)
+    kernels().swiglu(gate_up, active, n, twice // 2)
+    return active
+
+
+def _turn(qkv: Tensor, angles: tuple[Tensor, Tensor], sign: float, sizes: _Sizes) -> None:
+    """Rotate queries and keys in place, or back."""
+    kernels().turn(
+        qkv, *angles, sign, sizes.batch, sizes.length, angles[0].shape[0],
+        sizes.heads + sizes.kv_heads, sizes.d_head, qkv.shape[1],
+    )  # fmt: skip
