@@ -89,7 +89,7 @@ void rescale(const bf16 *scaled, const float *weight, bf16 *out, int64_t n, int6
                   _mm512_mul_ps(load(scaled + row * d + i), _mm512_loadu_ps(weight + i)));
 }
 
-/* Its gradient: of_u = past + rstd·(w·g − scaled·mean(w·g·scaled)), of_weight = Σ rows g·scaled.
+/* Its gradient: of_u = past (or 0) + rstd·(w·g − scaled·mean(w·g·scaled)), of_weight = Σ rows g·scaled.
    Shapes: g (of out) and scaled bf16 (n, d); past, which went around the norm, and of_u (perhaps
    the same memory) float (n, d); of_weight (d), zeros at first. */
 void norm_backward(const bf16 *g, const bf16 *scaled, const float *rstd, const float *weight,
@@ -111,7 +111,8 @@ void norm_backward(const bf16 *g, const bf16 *scaled, const float *rstd, const f
             for (int64_t i = 0; i < d; i += LANES) {
                 __m512 wg = _mm512_mul_ps(load(gr + i), _mm512_loadu_ps(weight + i));
                 __m512 inner = _mm512_fnmadd_ps(load(sr + i), mean, wg);
-                __m512 around = _mm512_loadu_ps(past + row * d + i);
+                __m512 around =
+                    past ? _mm512_loadu_ps(past + row * d + i) : _mm512_setzero_ps();
                 _mm512_storeu_ps(of_u + row * d + i, _mm512_fmadd_ps(r, inner, around));
             }
         }
@@ -121,33 +122,77 @@ void norm_backward(const bf16 *g, const bf16 *scaled, const float *rstd, const f
     }
 }
 
-/* out = silu(gate)·up. Shapes: gate_up (n, 2f), the gate first; out (n, f). */
-void swiglu(const bf16 *gate_up, bf16 *out, int64_t n, int64_t f) {
+/* gate becomes silu(gate)·up. Shapes: both (n, f). */
+void swiglu(bf16 *gate, const bf16 *up, int64_t n, int64_t f) {
 #pragma omp parallel for
-    for (int64_t row = 0; row < n; row++)
-        for (int64_t i = 0; i < f; i += LANES) {
-            const bf16 *at = gate_up + row * 2 * f + i;
-            __m512 gate = load(at);
-            __m512 silu = _mm512_mul_ps(gate, sigmoid(gate));
-            store(out + row * f + i, _mm512_mul_ps(silu, load(at + f)));
-        }
+    for (int64_t i = 0; i < n * f; i += LANES) {
+        __m512 x = load(gate + i);
+        store(gate + i, _mm512_mul_ps(_mm512_mul_ps(x, sigmoid(x)), load(up + i)));
+    }
 }
 
-/* Its gradient in the place of gate_up, and in the place of the gradient of out, out itself. */
-void swiglu_backward(bf16 *gate_up, bf16 *out, int64_t n, int64_t f) {
+/* Its gradient. of_gate_up (n, 2f) holds the gate in its first f columns and gets both gradients;
+   of_out (n, f) gets out itself. */
+void swiglu_backward(bf16 *of_gate_up, const bf16 *up, bf16 *of_out, int64_t n, int64_t f) {
     __m512 one = _mm512_set1_ps(1.0f);
 #pragma omp parallel for
     for (int64_t row = 0; row < n; row++)
         for (int64_t i = 0; i < f; i += LANES) {
-            bf16 *at = gate_up + row * 2 * f + i;
-            __m512 gate = load(at), up = load(at + f), g = load(out + row * f + i);
+            bf16 *at = of_gate_up + row * 2 * f + i, *out = of_out + row * f + i;
+            __m512 gate = load(at), g = load(out), u = load(up + row * f + i);
             __m512 s = sigmoid(gate), silu = _mm512_mul_ps(gate, s);
             /* silu' = s·(1 + gate·(1 − s)) = s + silu·(1 − s) */
             __m512 slope = _mm512_fmadd_ps(silu, _mm512_sub_ps(one, s), s);
-            store(at, _mm512_mul_ps(_mm512_mul_ps(g, up), slope));
+            store(at, _mm512_mul_ps(_mm512_mul_ps(g, u), slope));
             store(at + f, _mm512_mul_ps(g, silu));
-            store(out + row * f + i, _mm512_mul_ps(silu, up));
+            store(out, _mm512_mul_ps(silu, u));
         }
+}
+
+static inline __m512 load_some(const bf16 *at, __mmask16 some) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, at));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+/* Cross-entropy of each row, its log Σ exp, and, when wanted, in the place of the logits their
+   gradient: p·(1 + 2·z_loss·log Σ exp) − one-hot. Shapes: logits (n, size), others (n). */
+void cross_entropy(bf16 *logits, const int64_t *labels, float z_loss, int64_t wanted, float *losses,
+                   float *log_sums, int64_t n, int64_t size) {
+    const float log2_e = 1.44269504f;
+#pragma omp parallel for
+    for (int64_t row = 0; row < n; row++) {
+        bf16 *x = logits + row * size;
+        __mmask16 all = 0xffff, some = size % LANES ? (1 << size % LANES) - 1 : all;
+        __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+        for (int64_t i = 0; i < size; i += LANES) {
+            __mmask16 mask = i + LANES <= size ? all : some;
+            most = _mm512_mask_max_ps(most, mask, most, load_some(x + i, mask));
+        }
+        float top = _mm512_reduce_max_ps(most);
+        __m512 shift = _mm512_set1_ps(-top * log2_e), factor = _mm512_set1_ps(log2_e);
+        for (int64_t i = 0; i < size; i += LANES) {
+            __mmask16 mask = i + LANES <= size ? all : some;
+            __m512 e = exp2_of(_mm512_fmadd_ps(load_some(x + i, mask), factor, shift));
+            sum = _mm512_mask_add_ps(sum, mask, sum, e);
+        }
+        float log_sum = top + logf(_mm512_reduce_add_ps(sum));
+        pair word = (pair)x[labels[row]] << 16;
+        float of_label;
+        memcpy(&of_label, &word, sizeof of_label);
+        losses[row] = log_sum - of_label;
+        log_sums[row] = log_sum;
+        if (!wanted) continue;
+        float slope = 1.0f + 2.0f * z_loss * log_sum;
+        shift = _mm512_set1_ps(-log_sum * log2_e);
+        for (int64_t i = 0; i < size; i += LANES) {
+            __mmask16 mask = i + LANES <= size ? all : some;
+            __m512 p = exp2_of(_mm512_fmadd_ps(load_some(x + i, mask), factor, shift));
+            p = _mm512_mul_ps(p, _mm512_set1_ps(slope));
+            if (i <= labels[row] && labels[row] < i + LANES)
+                p = _mm512_mask_sub_ps(p, 1 << (labels[row] - i), p, _mm512_set1_ps(1.0f));
+            _mm256_mask_storeu_epi16(x + i, mask, narrow(p));
+        }
+    }
 }
 
 /* Turn `heads` vectors of each row, in place; `sign` −1 turns back. Halves are paired.

@@ -6,9 +6,11 @@ of bfloat16 summed in float32. What it does otherwise, and what that saves:
 * attention in blocks that stay in the cache, with float32 scores that never reach memory
 * queries, keys and values from one product, gate and up from one
 * for the backward pass it keeps the two normalised inputs, queries, keys and values, what attention
-  gave, gate and up, all in bfloat16; everything else is made again, which costs no product
+  gave, and up, all in bfloat16; the gate is computed again, a product that is one in eighteen, and
+  everything else without a product
 """
 
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,47 +185,51 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         documents = None if documents is None else documents.long().contiguous()
         angles = turn.cos.float().contiguous(), turn.sin.float().contiguous()
-        u, scaled1, normed, rstd1 = _add_and_norm(x.contiguous(), None, norm1, sizes, 0)
-        qkv = normed @ _narrow(q, k, v).T
-        _turn(qkv, angles, 1.0, sizes)
-        joined = qkv.new_empty(sizes.rows, sizes.heads * sizes.d_head)
+        d, width = x.shape[-1], sizes.heads * sizes.d_head
+        qkv_width, d_ff = width + 2 * k.shape[0], down.shape[1]
+        scaled1, scaled2, joined, qkv, up = _rows(sizes.rows, d, d, width, qkv_width, d_ff)
         log_sum = torch.empty(sizes.batch, sizes.heads, sizes.length)
+        u, normed, rstd1 = _add_and_norm(x.contiguous(), None, norm1, sizes, 0, scaled1)
+        torch.mm(normed, _narrow(q, k, v).T, out=qkv)
+        _turn(qkv, angles, 1.0, sizes)
         kernels().attention(
             qkv, documents, sizes.window, sizes.scale, joined, log_sum, *sizes.of_attention
         )
-        u, scaled2, normed, rstd2 = _add_and_norm(u, joined @ _narrow(out).T, norm2, sizes, 1)
-        gate_up = normed @ _narrow(*wide).T
+        u, normed, rstd2 = _add_and_norm(u, joined @ _narrow(out).T, norm2, sizes, 1, scaled2)
+        of_gate, of_up = _narrow(*wide).chunk(2)
+        active = normed @ of_gate.T
+        torch.mm(normed, of_up.T, out=up)
         del normed
-        y = u.add_((_swiglu(gate_up) @ _narrow(down).T).view_as(u))
+        kernels().swiglu(active, up, *up.shape)
+        y = u.add_((active @ _narrow(down).T).view_as(u))
         ctx.save_for_backward(
-            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, gate_up, documents, *angles,
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, up, documents, *angles,
             norm1, norm2, out, down, q, k, v, *wide,
         )  # fmt: skip
         ctx.sizes = sizes
-        ctx.used = False
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_y: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.used:
-            # Gate and up, the largest of what is kept, give their memory to their gradients.
-            raise RuntimeError("a layer's gradients are made once; compute the loss again")
-        ctx.used = True
         sizes: _Sizes = ctx.sizes
         (
-            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, gate_up, documents, cos, sin,
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, up, documents, cos, sin,
             norm1, norm2, out, down, q, k, v, *wide,
         ) = ctx.saved_tensors  # fmt: skip
         of_y = of_y.contiguous()
-        narrow = of_y.view(sizes.rows, -1).bfloat16()
-        of_active = narrow @ _narrow(down)
-        kernels().swiglu_backward(gate_up, of_active, *of_active.shape)
-        active, of_gate_up = of_active, gate_up
+        normed, matrix = _rescaled(scaled2, norm2, sizes, 1), _narrow(*wide)
+        n, d_ff = up.shape
+        of_gate_up = up.new_empty(n, 2 * d_ff)
+        torch.mm(normed, matrix[:d_ff].T, out=of_gate_up[:, :d_ff])
+        narrow = of_y.view(n, -1).bfloat16()
+        active = narrow @ _narrow(down)
+        kernels().swiglu_backward(of_gate_up, up, active, n, d_ff)
         of_down = (narrow.T @ active).float()
-        del active, of_active, gate_up
-        of_wide = _parts(of_gate_up.T @ _rescaled(scaled2, norm2, sizes, 1), wide)
-        of_normed = of_gate_up @ _narrow(*wide)
+        del active
+        of_wide = _parts(of_gate_up.T @ normed, wide)
+        of_normed = of_gate_up @ matrix
+        del of_gate_up, normed
         of_u = torch.empty_like(of_y)
         of_norm2 = _norm_backward(of_normed, scaled2, rstd2, norm2, of_y, of_u, sizes, 1)
 
@@ -259,18 +265,32 @@ def _weight(norm: Tensor, sizes: _Sizes, which: int) -> Tensor:
     return norm + offset if offset else norm
 
 
+def _rows(n: int, *widths: int) -> list[Tensor]:
+    """A bfloat16 matrix (n, width) for each width, in one piece of memory straight from the system.
+
+    The system has it back when the last of them is gone; memory of the C library would stay with
+    the process, full of holes that fit nothing.
+    """
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, 2 * n * sum(widths), flags=private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.bfloat16)
+    pieces = whole.split([n * width for width in widths])
+    return [piece.view(n, width) for piece, width in zip(pieces, widths, strict=True)]
+
+
 def _add_and_norm(
-    x: Tensor, y: Tensor | None, norm: Tensor, sizes: _Sizes, which: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x + y (B, T, d), its RMS-normalised rows (N, d) before and after the weight, and 1/RMS (N)."""
+    x: Tensor, y: Tensor | None, norm: Tensor, sizes: _Sizes, which: int, scaled: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + y (B, T, d), its RMS-normalised rows (N, d) and 1/RMS (N); fills `scaled`, see kernels.c."""
     d = x.shape[-1]
     u = x if y is None else torch.empty_like(x)
-    scaled, normed = (torch.empty(sizes.rows, d, dtype=torch.bfloat16) for _ in range(2))
-    rstd = torch.empty(sizes.rows)
+    normed, rstd = torch.empty_like(scaled), torch.empty(sizes.rows)
     kernels().add_and_norm(
         x, y, _weight(norm, sizes, which), sizes.eps[which], u, scaled, normed, rstd, sizes.rows, d
     )
-    return u, scaled, normed, rstd
+    return u, normed, rstd
 
 
 def _rescaled(scaled: Tensor, norm: Tensor, sizes: _Sizes, which: int) -> Tensor:
@@ -295,13 +315,6 @@ def _norm_backward(
         of_normed, scaled, rstd, _weight(norm, sizes, which), past, of_u, of_norm, *scaled.shape
     )
     return of_norm
-
-
-def _swiglu(gate_up: Tensor) -> Tensor:
-    n, twice = gate_up.shape
-    active = gate_up.new_empty(n, twice // 2)
-    kernels().swiglu(gate_up, active, n, twice // 2)
-    return active
 
 
 def _turn(qkv: Tensor, angles: tuple[Tensor, Tensor], sign: float, sizes: _Sizes) -> None:
