@@ -33,6 +33,7 @@ class Again:
         self.forward = forward
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """As the layer's."""
         if not torch.is_grad_enabled():
             return self.forward(*arguments, **named)
         return checkpoint(self.forward, *arguments, use_reentrant=False, **named)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from armillary.decoder import DecoderLayer
+from armillary.parts.norm import RMSNorm
 from armillary.training.checkpointing import Again
-from armillary.training.native.build import NotBuilt, kernels
-from armillary.training.native.layer import NativeForward, fits
+from armillary.training.native.build import NotBuiltError, kernels
+from armillary.training.native.layer import NativeForward, NativeNorm, fits, loss_kernel
 from armillary.training.objective import Objective
 from armillary.training.precision import Precision
 
@@ -22,9 +23,9 @@ def compile_objective(objective: Objective, precision: Precision) -> str:
     """Compile each layer of the decoder, in place; return a line that says what was done.
 
     On a processor with AVX-512 BF16 that computes in bfloat16, layers of the usual kind (see
-    `armillary.training.native.layer.fits`) get kernels in C, compiled in two seconds. All others are
-    compiled by torch in the first step; layers of one kind share their code. Names of parameters
-    and state do not change. Call it last, after adapters and `checkpoint_layers`.
+    `armillary.training.native.layer.fits`) get kernels in C, compiled in two seconds. All others
+    are compiled by torch in the first step; layers of one kind share their code. Names of
+    parameters and state do not change. Call it last, after adapters and `checkpoint_layers`.
     Without a working compiler (gcc or clang; torch wants a C++ compiler for processors) nothing
     changes: the objective computes the same, only slower, and the line says so.
     """
@@ -36,11 +37,15 @@ def compile_objective(objective: Objective, precision: Precision) -> str:
             try:
                 started = time.perf_counter()
                 kernels()
-            except NotBuilt:
+            except NotBuiltError:
                 pass  # torch's compiler may still work
             else:
                 for layer in layers:
                     _replace_forward(layer)
+                if isinstance(objective.decoder.final_norm, RMSNorm):
+                    norm = objective.decoder.final_norm
+                    norm.__dict__["forward"] = NativeNorm(norm)
+                objective.kernel = loss_kernel
                 seconds = time.perf_counter() - started
                 return f"{len(layers)} layers run on kernels compiled in {seconds:.1f} s"
     reason = _why_not(parameter.device)

@@ -7,7 +7,7 @@ see the whole computation; hidden states and logits never leave it.
 from torch import Tensor, nn
 
 from armillary.decoder import Decoder
-from armillary.training.loss import CHUNK, LossSum, next_token_loss
+from armillary.training.loss import CHUNK, Kernel, LossSum, next_token_loss
 
 
 class Objective(nn.Module):
@@ -16,8 +16,8 @@ class Objective(nn.Module):
         loss = Objective(decoder)(tokens, labels, documents, positions)
         (loss.total / count_of_the_whole_step).backward()
 
-    z_loss and chunk as in `chunked_cross_entropy`. The decoder's parameters keep their names under
-    `decoder.`.
+    z_loss and chunk as in `chunked_cross_entropy`; `compile_objective` may set its `kernel`. The
+    decoder's parameters keep their names under `decoder.`.
     """
 
     def __init__(self, decoder: Decoder, *, z_loss: float = 0.0, chunk: int = CHUNK) -> None:
@@ -25,6 +25,7 @@ class Objective(nn.Module):
         self.decoder = decoder
         self.z_loss = z_loss
         self.chunk = chunk
+        self.kernel: Kernel | None = None
 
     def forward(
         self,
@@ -38,4 +39,11 @@ class Objective(nn.Module):
         Without `documents` a row is one document, and without `positions` they are counted.
         """
         hidden = self.decoder.hidden(tokens, documents=documents, positions=positions)
-        return next_token_loss(self.decoder, hidden, labels, z_loss=self.z_loss, chunk=self.chunk)
+        return next_token_loss(
+            self.decoder,
+            hidden,
+            labels,
+            z_loss=self.z_loss,
+            chunk=self.chunk,
+            kernel=self.kernel,
+        )

@@ -20,7 +20,7 @@ _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _COMPILERS = ("cc", "gcc", "clang")
 
 
-class NotBuilt(Exception):
+class NotBuiltError(Exception):
     """No compiler, or one that cannot compile the kernels for this processor; says which."""
 
 
@@ -28,24 +28,24 @@ class NotBuilt(Exception):
 def kernels() -> "Kernels":
     """The kernels, ready to be called.
 
-    Raises NotBuilt with a reason of one line.
+    Raises NotBuiltError with a reason of one line.
     """
     chosen = os.environ.get("CC")
     compilers = [chosen] if chosen else _COMPILERS
     compiler = next((path for name in compilers if (path := shutil.which(name))), None)
     if compiler is None:
-        raise NotBuilt(f"no C compiler is installed ({', '.join(compilers)})")
+        raise NotBuiltError(f"no C compiler is installed ({', '.join(compilers)})")
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "kernels.so"
         command = [compiler, *_FLAGS, "-o", str(target), str(_SOURCE), "-lm"]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if ran.returncode:
             lines = [line for line in ran.stderr.splitlines() if "error" in line]
-            raise NotBuilt(f"{compiler} fails: {lines[0] if lines else ran.returncode}")
+            raise NotBuiltError(f"{compiler} fails: {lines[0] if lines else ran.returncode}")
         try:
             return Kernels(ctypes.CDLL(str(target)))
         except OSError as error:
-            raise NotBuilt(f"what {compiler} made cannot be loaded: {error}") from error
+            raise NotBuiltError(f"what {compiler} made cannot be loaded: {error}") from error
 
 
 class Kernels:

@@ -122,30 +122,32 @@ void norm_backward(const bf16 *g, const bf16 *scaled, const float *rstd, const f
     }
 }
 
-/* gate becomes silu(gate)·up. Shapes: both (n, f). */
-void swiglu(bf16 *gate, const bf16 *up, int64_t n, int64_t f) {
+/* out = silu(gate)·up. Shapes: gate_up (n, 2f), the gate first; out (n, f). */
+void swiglu(const bf16 *gate_up, bf16 *out, int64_t n, int64_t f) {
 #pragma omp parallel for
-    for (int64_t i = 0; i < n * f; i += LANES) {
-        __m512 x = load(gate + i);
-        store(gate + i, _mm512_mul_ps(_mm512_mul_ps(x, sigmoid(x)), load(up + i)));
-    }
+    for (int64_t row = 0; row < n; row++)
+        for (int64_t i = 0; i < f; i += LANES) {
+            const bf16 *at = gate_up + row * 2 * f + i;
+            __m512 gate = load(at);
+            __m512 silu = _mm512_mul_ps(gate, sigmoid(gate));
+            store(out + row * f + i, _mm512_mul_ps(silu, load(at + f)));
+        }
 }
 
-/* Its gradient. of_gate_up (n, 2f) holds the gate in its first f columns and gets both gradients;
-   of_out (n, f) gets out itself. */
-void swiglu_backward(bf16 *of_gate_up, const bf16 *up, bf16 *of_out, int64_t n, int64_t f) {
+/* Its gradient in the place of gate_up, and in the place of the gradient of out, out itself. */
+void swiglu_backward(bf16 *gate_up, bf16 *out, int64_t n, int64_t f) {
     __m512 one = _mm512_set1_ps(1.0f);
 #pragma omp parallel for
     for (int64_t row = 0; row < n; row++)
         for (int64_t i = 0; i < f; i += LANES) {
-            bf16 *at = of_gate_up + row * 2 * f + i, *out = of_out + row * f + i;
-            __m512 gate = load(at), g = load(out), u = load(up + row * f + i);
+            bf16 *at = gate_up + row * 2 * f + i;
+            __m512 gate = load(at), up = load(at + f), g = load(out + row * f + i);
             __m512 s = sigmoid(gate), silu = _mm512_mul_ps(gate, s);
             /* silu' = s·(1 + gate·(1 − s)) = s + silu·(1 − s) */
             __m512 slope = _mm512_fmadd_ps(silu, _mm512_sub_ps(one, s), s);
-            store(at, _mm512_mul_ps(_mm512_mul_ps(g, u), slope));
+            store(at, _mm512_mul_ps(_mm512_mul_ps(g, up), slope));
             store(at + f, _mm512_mul_ps(g, silu));
-            store(out, _mm512_mul_ps(silu, u));
+            store(out + row * f + i, _mm512_mul_ps(silu, up));
         }
 }
 

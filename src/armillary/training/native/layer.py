@@ -5,12 +5,13 @@ of bfloat16 summed in float32. What it does otherwise, and what that saves:
 
 * attention in blocks that stay in the cache, with float32 scores that never reach memory
 * queries, keys and values from one product, gate and up from one
-* for the backward pass it keeps the two normalised inputs, queries, keys and values, what attention
-  gave, and up, all in bfloat16; the gate is computed again, a product that is one in eighteen, and
-  everything else without a product
+* for the backward pass it keeps the two normalised inputs, queries, keys and values, and what
+  attention gave, all in bfloat16, and makes the rest again: gate and up take a product, one in
+  nine of the step, and are more than half of what there would be to keep
 """
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +38,9 @@ _ALL = 1 << 40
 def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
     """Whether a layer is of the one kind that is known here.
 
-    That is: pre-normalised with RMSNorm, one sub-layer after the other, rotated by halves over whole
-    heads whose width is a multiple of 32, SwiGLU; no biases, no query and key norms, no soft cap, no
-    dropout, no adapters.
+    That is: pre-normalised with RMSNorm, one sub-layer after the other, rotated by halves over
+    whole heads, SwiGLU, all widths multiples of 32; no biases, no query and key norms, no soft cap,
+    no dropout, no adapters.
     """
     attention, feedforward = config.attention, config.feedforward
     rotary = attention.rotary
@@ -83,12 +84,14 @@ class NativeForward:
         turn: Rotation | None = None,
         store: KeyValueStore | None = None,
     ) -> Tensor:
+        """As `DecoderLayer.forward`."""
         if store is not None or turn is None or not self._knows(x, visibility):
             return self.plain(x, visibility, turn, store)
         attention, feedforward = self.layer.attention, self.layer.feedforward
         norms = (self.layer.norm1, self.layer.norm2)
         assert isinstance(feedforward, GLU)
-        assert isinstance(norms[0], RMSNorm) and isinstance(norms[1], RMSNorm)
+        assert isinstance(norms[0], RMSNorm)
+        assert isinstance(norms[1], RMSNorm)
         config = attention.config
         sizes = _Sizes(
             batch=x.shape[0],
@@ -124,19 +127,45 @@ class NativeForward:
 
     def _knows(self, x: Tensor, visibility: Visibility) -> bool:
         return (
-            x.device.type == "cpu"
-            and x.dtype == torch.float32
-            and torch.is_autocast_enabled("cpu")
-            and torch.get_autocast_dtype("cpu") == torch.bfloat16
+            _is_narrowed(x, self.layer)
             and x.shape[1] % _BLOCK == 0
             and visibility.n_queries == visibility.n_keys
             and visibility.readable is None
             and visibility.allowed is None
-            and all(
-                type(parameter) is nn.Parameter and parameter.dtype == torch.float32
-                for parameter in self.layer.parameters()
-            )
         )
+
+
+class NativeNorm:
+    """Stands for the forward of a decoder's last RMSNorm, whose result is bfloat16 then.
+
+    It is what the head's product would have made of it. The plain norm serves as in NativeForward.
+    """
+
+    def __init__(self, norm: RMSNorm) -> None:
+        self.norm = norm
+        self.plain = norm.forward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As `RMSNorm.forward`."""
+        if not _is_narrowed(x, self.norm) or x.shape[-1] % _WIDTH:
+            return self.plain(x)
+        norm = self.norm
+        out: Tensor = _Norm.apply(x, norm.weight, norm.eps, norm.offset)  # type: ignore[no-untyped-call]
+        return out
+
+
+def _is_narrowed(x: Tensor, module: nn.Module) -> bool:
+    """Whether x and the module are float32, whole and on the CPU, in a bfloat16 autocast."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and all(
+            type(parameter) is nn.Parameter and parameter.dtype == torch.float32
+            for parameter in module.parameters()
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -183,27 +212,28 @@ class _Layer(torch.autograd.Function):
         v: Tensor,
         *wide: Tensor,
     ) -> Tensor:
+        norm1, norm2 = norm1 + sizes.offsets[0], norm2 + sizes.offsets[1]
         documents = None if documents is None else documents.long().contiguous()
         angles = turn.cos.float().contiguous(), turn.sin.float().contiguous()
         d, width = x.shape[-1], sizes.heads * sizes.d_head
-        qkv_width, d_ff = width + 2 * k.shape[0], down.shape[1]
-        scaled1, scaled2, joined, qkv, up = _rows(sizes.rows, d, d, width, qkv_width, d_ff)
+        qkv_width = width + 2 * k.shape[0]
+        scaled1, scaled2, joined, qkv = _rows(sizes.rows, d, d, width, qkv_width)
         log_sum = torch.empty(sizes.batch, sizes.heads, sizes.length)
-        u, normed, rstd1 = _add_and_norm(x.contiguous(), None, norm1, sizes, 0, scaled1)
+        u, normed, rstd1 = _add_and_norm(x.contiguous(), None, norm1, sizes.eps[0], scaled1)
         torch.mm(normed, _narrow(q, k, v).T, out=qkv)
         _turn(qkv, angles, 1.0, sizes)
         kernels().attention(
             qkv, documents, sizes.window, sizes.scale, joined, log_sum, *sizes.of_attention
         )
-        u, normed, rstd2 = _add_and_norm(u, joined @ _narrow(out).T, norm2, sizes, 1, scaled2)
-        of_gate, of_up = _narrow(*wide).chunk(2)
-        active = normed @ of_gate.T
-        torch.mm(normed, of_up.T, out=up)
-        del normed
-        kernels().swiglu(active, up, *up.shape)
+        attended = joined @ _narrow(out).T
+        u, normed, rstd2 = _add_and_norm(u, attended, norm2, sizes.eps[1], scaled2)
+        del attended
+        gate_up, active = _gate_up(normed, wide)
+        kernels().swiglu(gate_up, active, *active.shape)
+        del normed, gate_up
         y = u.add_((active @ _narrow(down).T).view_as(u))
         ctx.save_for_backward(
-            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, up, documents, *angles,
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, documents, *angles,
             norm1, norm2, out, down, q, k, v, *wide,
         )  # fmt: skip
         ctx.sizes = sizes
@@ -214,24 +244,22 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, of_y: Tensor) -> tuple[Tensor | None, ...]:
         sizes: _Sizes = ctx.sizes
         (
-            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, up, documents, cos, sin,
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, documents, cos, sin,
             norm1, norm2, out, down, q, k, v, *wide,
         ) = ctx.saved_tensors  # fmt: skip
         of_y = of_y.contiguous()
-        normed, matrix = _rescaled(scaled2, norm2, sizes, 1), _narrow(*wide)
-        n, d_ff = up.shape
-        of_gate_up = up.new_empty(n, 2 * d_ff)
-        torch.mm(normed, matrix[:d_ff].T, out=of_gate_up[:, :d_ff])
-        narrow = of_y.view(n, -1).bfloat16()
-        active = narrow @ _narrow(down)
-        kernels().swiglu_backward(of_gate_up, up, active, n, d_ff)
+        normed = _rescaled(scaled2, norm2)
+        of_gate_up, active = _gate_up(normed, wide)
+        narrow = of_y.view(sizes.rows, -1).bfloat16()
+        torch.mm(narrow, _narrow(down), out=active)
+        kernels().swiglu_backward(of_gate_up, active, *active.shape)
         of_down = (narrow.T @ active).float()
         del active
         of_wide = _parts(of_gate_up.T @ normed, wide)
-        of_normed = of_gate_up @ matrix
+        of_normed = of_gate_up @ _narrow(*wide)
         del of_gate_up, normed
         of_u = torch.empty_like(of_y)
-        of_norm2 = _norm_backward(of_normed, scaled2, rstd2, norm2, of_y, of_u, sizes, 1)
+        of_norm2 = _norm_backward(of_normed, scaled2, rstd2, norm2, of_y, of_u)
 
         narrow = of_u.view(sizes.rows, -1).bfloat16()
         of_out = (narrow.T @ joined).float()
@@ -241,12 +269,42 @@ class _Layer(torch.autograd.Function):
             of_qkv, *sizes.of_attention,
         )  # fmt: skip
         _turn(of_qkv, (cos, sin), -1.0, sizes)
-        of_q, of_k, of_v = _parts(of_qkv.T @ _rescaled(scaled1, norm1, sizes, 0), [q, k, v])
+        of_q, of_k, of_v = _parts(of_qkv.T @ _rescaled(scaled1, norm1), [q, k, v])
         of_normed = of_qkv @ _narrow(q, k, v)
-        of_norm1 = _norm_backward(of_normed, scaled1, rstd1, norm1, of_u, of_u, sizes, 0)
+        of_norm1 = _norm_backward(of_normed, scaled1, rstd1, norm1, of_u, of_u)
         return (
             of_u, None, None, None, of_norm1, of_norm2, of_out, of_down, of_q, of_k, of_v, *of_wide,
         )  # fmt: skip
+
+
+class _Norm(torch.autograd.Function):
+    """x (..., d) float32 → its RMSNorm in bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        scaled = torch.empty_like(x, dtype=torch.bfloat16).view(-1, x.shape[-1])
+        _, normed, rstd = _add_and_norm(x.contiguous(), None, weight + offset, eps, scaled)
+        ctx.save_for_backward(scaled, rstd, weight + offset)
+        return normed.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_normed: Tensor) -> tuple[Tensor | None, ...]:
+        scaled, rstd, weight = ctx.saved_tensors
+        of_x = torch.empty_like(of_normed, dtype=torch.float32)
+        of_weight = _norm_backward(of_normed.contiguous(), scaled, rstd, weight, None, of_x)
+        return of_x, of_weight, None, None
+
+
+def loss_kernel(
+    logits: Tensor, labels: Tensor, z_loss: float, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """A `Kernel` of `armillary.training.loss`."""
+    losses, log_sums = (torch.empty(labels.numel()) for _ in range(2))
+    kernels().cross_entropy(
+        logits, labels.contiguous(), float(z_loss), int(wanted), losses, log_sums, *logits.shape
+    )
+    return losses, log_sums
 
 
 def _narrow(*matrices: Tensor) -> Tensor:
@@ -255,14 +313,11 @@ def _narrow(*matrices: Tensor) -> Tensor:
     return whole.bfloat16()
 
 
-def _parts(gradient: Tensor, matrices: list[Tensor]) -> list[Tensor]:
+def _parts(gradient: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
     """The gradient of `_narrow`, in float32."""
-    return [part.float() for part in gradient.split([matrix.shape[0] for matrix in matrices])]
-
-
-def _weight(norm: Tensor, sizes: _Sizes, which: int) -> Tensor:
-    offset = sizes.offsets[which]
-    return norm + offset if offset else norm
+    return [
+        part.float() for part in torch.split(gradient, [matrix.shape[0] for matrix in matrices])
+    ]
 
 
 def _rows(n: int, *widths: int) -> list[Tensor]:
@@ -276,26 +331,30 @@ def _rows(n: int, *widths: int) -> list[Tensor]:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.bfloat16)
-    pieces = whole.split([n * width for width in widths])
+    pieces = torch.split(whole, [n * width for width in widths])
     return [piece.view(n, width) for piece, width in zip(pieces, widths, strict=True)]
 
 
+def _gate_up(normed: Tensor, wide: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """normed (N, d) → gate and up (N, 2f), the gate first; and room for an (N, f)."""
+    matrix = _narrow(*wide)
+    gate_up, room = _rows(normed.shape[0], matrix.shape[0], matrix.shape[0] // 2)
+    return torch.mm(normed, matrix.T, out=gate_up), room
+
+
 def _add_and_norm(
-    x: Tensor, y: Tensor | None, norm: Tensor, sizes: _Sizes, which: int, scaled: Tensor
+    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, scaled: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + y (B, T, d), its RMS-normalised rows (N, d) and 1/RMS (N); fills `scaled`, see kernels.c."""
-    d = x.shape[-1]
+    """x + y (B, T, d), its RMSNorm (N, d) and 1/RMS (N); fills `scaled`, see kernels.c."""
     u = x if y is None else torch.empty_like(x)
-    normed, rstd = torch.empty_like(scaled), torch.empty(sizes.rows)
-    kernels().add_and_norm(
-        x, y, _weight(norm, sizes, which), sizes.eps[which], u, scaled, normed, rstd, sizes.rows, d
-    )
+    normed, rstd = torch.empty_like(scaled), torch.empty(scaled.shape[0])
+    kernels().add_and_norm(x, y, weight, eps, u, scaled, normed, rstd, *scaled.shape)
     return u, normed, rstd
 
 
-def _rescaled(scaled: Tensor, norm: Tensor, sizes: _Sizes, which: int) -> Tensor:
+def _rescaled(scaled: Tensor, weight: Tensor) -> Tensor:
     normed = torch.empty_like(scaled)
-    kernels().rescale(scaled, _weight(norm, sizes, which), normed, *scaled.shape)
+    kernels().rescale(scaled, weight, normed, *scaled.shape)
     return normed
 
 
@@ -303,18 +362,14 @@ def _norm_backward(
     of_normed: Tensor,
     scaled: Tensor,
     rstd: Tensor,
-    norm: Tensor,
-    past: Tensor,
+    weight: Tensor,
+    past: Tensor | None,
     of_u: Tensor,
-    sizes: _Sizes,
-    which: int,
 ) -> Tensor:
     """Fill `of_u` with past + the gradient through the norm; return the weight's."""
-    of_norm = torch.zeros_like(norm)
-    kernels().norm_backward(
-        of_normed, scaled, rstd, _weight(norm, sizes, which), past, of_u, of_norm, *scaled.shape
-    )
-    return of_norm
+    of_weight = torch.zeros_like(weight)
+    kernels().norm_backward(of_normed, scaled, rstd, weight, past, of_u, of_weight, *scaled.shape)
+    return of_weight
 
 
 def _turn(qkv: Tensor, angles: tuple[Tensor, Tensor], sign: float, sizes: _Sizes) -> None:
