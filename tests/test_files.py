@@ -90,6 +90,38 @@ def test_a_directory_appears_whole_with_its_manifest(tmp_path):
     assert manifest["files"]["sub/b.txt"]["sha256"] == sha256(tmp_path / "model/sub/b.txt")
 
 
+def test_checksums_that_are_known_are_not_computed_again(tmp_path):
+    known = {}
+    with write_directory_atomically(tmp_path / "model", known) as directory:
+        (directory / "a.txt").write_text("a")
+        (directory / "b.txt").write_text("b")
+        known["a.txt"] = "0" * 64
+    files = json.loads((tmp_path / "model" / "manifest.json").read_text())["files"]
+    assert files["a.txt"] == {"bytes": 1, "sha256": "0" * 64}
+    assert files["b.txt"]["sha256"] == sha256(tmp_path / "model" / "b.txt")
+    verify_manifest(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=r"a\.txt: its SHA-256"):
+        verify_manifest(tmp_path / "model", checksums=True)
+
+
+def test_processes_may_divide_the_checksums_among_them(tmp_path):
+    with write_directory_atomically(tmp_path / "model") as directory:
+        for name in "abcde":
+            (directory / name).write_text(name)
+    for name in "abcde":
+        (tmp_path / "model" / name).write_text("x")
+        found = []
+        for process in range(3):
+            try:
+                verify_manifest(tmp_path / "model", checksums=True, share=(process, 3))
+            except CheckpointError as error:
+                found.append(str(error))
+        assert len(found) == 1
+        assert f"model/{name}: its SHA-256" in found[0]
+        (tmp_path / "model" / name).write_text(name)
+    assert verify_manifest(tmp_path / "model", checksums=True) == list("abcde")
+
+
 def test_a_directory_replaces_an_older_save(tmp_path):
     save(tmp_path / "model", "one")
     save(tmp_path / "model", "two")

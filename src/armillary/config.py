@@ -10,7 +10,6 @@ f = d_ff, V = vocab_size, L = max_positions.
 
 import difflib
 import json
-import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,15 +25,12 @@ from pydantic_core import ErrorDetails
 from armillary.errors import ConfigError
 from armillary.files import without_duplicates
 from armillary.rope_scaling import AnyRopeScaling, Unscaled
+from armillary.strict_yaml import parse_yaml, read_text
 
 Size = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-_FILE_LIMIT = 1 << 20  # bytes
-_MAX_VALUES = 200_000
 
 
 class _Strict(BaseModel):
@@ -368,25 +364,13 @@ class DecoderConfig(_Strict):
     @classmethod
     def from_yaml(cls, text: str, where: str = "config.yaml") -> Self:
         """Raises ConfigError for what is not YAML or describes no decoder."""
-        try:
-            entries = yaml.load(text, Loader=_YamlLoader)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
-        return cls.from_dict(_mapping(entries, where), where)
+        return cls.from_dict(_mapping(parse_yaml(text, where), where), where)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """A .json, .yaml or .yml file."""
         path = Path(path)
-        try:
-            size = path.stat().st_size
-            if size > _FILE_LIMIT:
-                raise ConfigError(f"{path}: has {size} bytes; at most {_FILE_LIMIT} are read")
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: byte {error.start} is no valid UTF-8") from error
+        text = read_text(path)
         if path.suffix == ".json":
             return cls.from_json(text, str(path))
         if path.suffix in {".yaml", ".yml"}:
@@ -419,50 +403,6 @@ def _mapping(entries: object, where: str) -> dict[str, Any]:
     if not isinstance(entries, dict) or not all(isinstance(key, str) for key in entries):
         raise ConfigError(f"{where}: a configuration is a mapping of names to values")
     return entries
-
-
-class _YamlLoader(yaml.SafeLoader):
-    """Safe YAML in which 1e-5 is a number, as in JSON and YAML 1.2, and no key is there twice.
-
-    What an alias stands for counts as often as it is used, so that a few lines cannot describe
-    more than memory holds.
-    """
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._values = 0
-        self._values_in: dict[yaml.Node, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        before = self._values
-        self._values += 1
-        node = super().compose_node(parent, index)
-        if node in self._values_in:  # an alias of what was read before
-            self._values = before + self._values_in[node]
-        elif node is not None:
-            self._values_in[node] = self._values - before
-        if self._values > _MAX_VALUES:
-            raise yaml.MarkedYAMLError(problem=f"it has more than {_MAX_VALUES} values")
-        return node
-
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key.value!r} is there twice; keep one",
-                    problem_mark=key.start_mark,
-                )
-            seen.add(str(key.value))
-        return node
-
-
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("+-0123456789"),
-)
 
 
 def _runs(layers: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

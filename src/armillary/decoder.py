@@ -9,7 +9,7 @@ tokenizers or the command line.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,19 @@ from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.norm import build_norm
 from armillary.parts.positions import LearnedPositions, SinusoidalPositions
 from armillary.parts.rotary import Rotation, rotation, varies_with_length
+
+
+class SequencePart(Protocol):
+    """What of each sequence is computed here, where others compute the rest."""
+
+    store: KeyValueStore
+    """Gives the keys and values of whole sequences for those of this part, in any layer."""
+
+    def take(self, rows: Tensor) -> Tensor:
+        """(..., T) → the places of this part, (..., T')."""
+
+    def narrow(self, visibility: Visibility) -> Visibility:
+        """The rule for the queries of this part and the keys of whole sequences."""
 
 
 class DecoderLayer(nn.Module):
@@ -124,7 +137,6 @@ class Decoder(nn.Module):
         if self.embedding.weight.device.type != "meta":
             self.initialise()
 
-    @torch.no_grad()
     def initialise(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
         """Fill every parameter anew.
 
@@ -132,16 +144,23 @@ class Decoder(nn.Module):
         residual path (attention's out, feed-forward's down) with std / √(2N), so that the path's
         variance does not grow with depth (Radford et al. 2019, §2.3). Biases are 0, norms 1.
         """
-        into_residual = std / (2 * self.config.n_layers) ** 0.5
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif "norm" in name.split(".")[-2]:
-                module = self.get_submodule(name.rpartition(".")[0])
-                parameter.fill_(1.0 - getattr(module, "offset", 0.0))
-            else:
-                narrow = name.endswith(("attention.out.weight", "feedforward.down.weight"))
-                parameter.normal_(0.0, into_residual if narrow else std, generator=generator)
+            self.draw(name, parameter, std, generator)
+
+    @torch.no_grad()
+    def draw(
+        self, name: str, into: Tensor, std: float = 0.02, generator: torch.Generator | None = None
+    ) -> None:
+        """Fill a tensor with what `initialise` gives the parameter of that name."""
+        if name.endswith("bias"):
+            into.zero_()
+        elif "norm" in name.split(".")[-2]:
+            module = self.get_submodule(name.rpartition(".")[0])
+            into.fill_(1.0 - getattr(module, "offset", 0.0))
+        else:
+            narrow = name.endswith(("attention.out.weight", "feedforward.down.weight"))
+            scale = (2 * self.config.n_layers) ** -0.5 if narrow else 1.0
+            into.normal_(0.0, std * scale, generator=generator)
 
     def forward(
         self,
@@ -193,10 +212,12 @@ class Decoder(nn.Module):
         mask: Tensor | None = None,
         documents: Tensor | None = None,
         rotary_length: int | Sequence[int] | None = None,
+        part: SequencePart | None = None,
     ) -> Tensor:
         """tokens (B, T) → the last layer's output after the final norm, (B, T, d).
 
-        For a loss that never holds all logits; arguments as in `forward`.
+        For a loss that never holds all logits; arguments as in `forward`. With a `part`, only
+        its places are computed: (B, T', d).
         """
         batch, length = tokens.shape
         readable, allowed = split_mask(mask, batch, length, length)
@@ -217,7 +238,15 @@ class Decoder(nn.Module):
         if rotary_length is None and self._varies:
             real = positions if readable is None else positions.masked_fill(~readable, -1)
             rotary_length = (real.view(-1, length).amax(-1) + 1).tolist()
-        return self._run(tokens, positions, visibility, rotary_length)
+        if part is None:
+            return self._run(tokens, positions, visibility, rotary_length)
+        return self._run(
+            part.take(tokens),
+            part.take(positions),
+            part.narrow(visibility),
+            rotary_length,
+            [part.store] * len(self.layers),
+        )
 
     @torch.no_grad()
     def _hidden_with_cache(self, tokens: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:

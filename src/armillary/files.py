@@ -10,7 +10,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from armillary.errors import CheckpointError, UserError
 
 MANIFEST = "manifest.json"
+PARTIAL = ".partial"  # what the name of a file that is being written ends with
 _MANIFEST_FORMAT = "armillary-manifest"
 _JSON_LIMIT = 64 << 20
 _CHUNK = 1 << 20
@@ -32,8 +35,8 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
     Whatever ends the block early leaves `path` as it was and nothing beside it.
     Raises UserError when the file cannot be written (no space, no permission).
     """
-    partial = _beside(path, "partial")
-    with _as_user_error(path):
+    partial = _beside(path)
+    with as_user_error(path):
         try:
             with partial.open("xb") as file:
                 yield file
@@ -47,33 +50,51 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def write_directory_atomically(path: Path) -> Iterator[Path]:
+def write_directory_atomically(
+    path: Path, checksums: Mapping[str, str] | None = None
+) -> Iterator[Path]:
     """Give an empty directory that takes `path`'s place when the block ends, manifest and all.
 
     An existing `path` is replaced only when it is empty or holds a manifest of ours, so that no
     other directory is ever lost to a slip of the name. It is set aside under `set_aside(path)`
     until the new one stands, then removed; a crash in between leaves it there, and the next
-    write brings it back first.
+    write brings it back first. `checksums` as in `write_manifest`, read when the block ends.
     Raises UserError when `path` is in the way or cannot be written.
     """
-    with _as_user_error(path):
+    with as_user_error(path):
         old = set_aside(path)
         if old.exists() and not path.exists():
             old.rename(path)
         if path.exists() and not _replaceable(path):
             raise UserError(f"{path}: exists and was not saved by armillary; choose another name")
-        partial = _beside(path, "partial")
+        partial = _beside(path)
         partial.mkdir(parents=True)
         try:
             yield partial
             for file in sorted(partial.rglob("*")):
                 _sync(file)
-            write_manifest(partial)
+            write_manifest(partial, checksums)
             _sync(partial)
             _swap(partial, path, old)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+@dataclass(frozen=True)
+class Writer:
+    """One of `count` processes that write a directory together; number 0 writes what is one.
+
+    `directory` is entered by all of them and gives all the same partial directory, which takes
+    its place when the last is done, and only when none failed.
+    """
+
+    number: int = 0
+    count: int = 1
+    directory: Callable[[Path], AbstractContextManager[Path]] = write_directory_atomically
+
+
+ALONE = Writer()
 
 
 def set_aside(path: Path) -> Path:
@@ -107,8 +128,8 @@ def _replaceable(path: Path) -> bool:
         return False
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def _sync(path: Path) -> None:
@@ -120,11 +141,13 @@ def _sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _as_user_error(path: Path) -> Iterator[None]:
+def as_user_error(path: Path, remedy: str = "") -> Iterator[None]:
+    """Turn what the system refuses while `path` is written into a UserError of one line."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+        reason = f"cannot be written: {error.strerror or error}"
+        raise UserError("; ".join(filter(None, (f"{path}: {reason}", remedy)))) from error
 
 
 def sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
@@ -138,35 +161,43 @@ def sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def write_manifest(directory: Path) -> None:
-    """Name every file of the directory with its size in bytes and its SHA-256."""
+def write_manifest(directory: Path, checksums: Mapping[str, str] | None = None) -> None:
+    """Name every file of the directory with its size in bytes and its SHA-256.
+
+    `checksums` are those that are known already, by a file's name; the rest are computed.
+    """
+    known = checksums or {}
     files = sorted(path for path in directory.rglob("*") if path.is_file())
+    names = {path.relative_to(directory).as_posix(): path for path in files}
+    names.pop(MANIFEST, None)
     entries = {
-        path.relative_to(directory).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256(path),
-        }
-        for path in files
-        if path != directory / MANIFEST
+        name: {"bytes": path.stat().st_size, "sha256": known.get(name) or sha256(path)}
+        for name, path in names.items()
     }
     manifest = {"format": _MANIFEST_FORMAT, "version": 1, "files": entries}
     write_json(directory / MANIFEST, manifest)
 
 
-def verify_manifest(directory: Path, checksums: bool = False) -> None:
+def verify_manifest(
+    directory: Path, checksums: bool = False, share: tuple[int, int] = (0, 1)
+) -> list[str]:
     """Hold the files against the manifest: there and of the right size, or also of the right sum.
 
+    `share` (i, n) compares the sums of every n-th file only, from the i-th on: n processes may
+    divide the work. Returns the names of all files.
     Raises CheckpointError naming the file that differs.
     """
-    for name, (size, checksum) in _manifest_entries(directory).items():
+    entries = _manifest_entries(directory)
+    for number, (name, (size, checksum)) in enumerate(entries.items()):
         path = directory / name
         if not path.is_file():
             raise CheckpointError(f"{directory}: {name} is in the manifest but not there")
         found = path.stat().st_size
         if found != size:
             raise CheckpointError(f"{path}: has {found} bytes, the manifest says {size}")
-        if checksums and sha256(path) != checksum:
+        if checksums and number % share[1] == share[0] and sha256(path) != checksum:
             raise CheckpointError(f"{path}: its SHA-256 is not the manifest's; save it again")
+    return list(entries)
 
 
 def _manifest_entries(directory: Path) -> dict[str, tuple[int, str]]:

@@ -54,6 +54,19 @@ def test_the_same_facts_come_as_json(here, capsys):
     assert facts == {"path": "out", **json.loads((here / "out" / "dataset.json").read_text())}
 
 
+def test_of_chats_the_share_that_is_learned_is_named(here, capsys):
+    """The user's turn has 9 tokens, the assistant's 15: of them a, b and the end are learned."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "ab"}]
+    (here / "texts" / "c.txt").write_text(json.dumps({"messages": chat}))
+    for name in "ab":
+        (here / "texts" / f"{name}.txt").unlink()
+    code, output, _ = run(capsys, "-t", "tok", "--format", "chat", "--validation", "0")
+    assert code == 0
+    assert output.splitlines()[2] == (
+        "  train       1 documents, 24 tokens of uint16, 0.83 bytes per token, 12.5% learned"
+    )
+
+
 def test_an_empty_validation_split_is_said(here, capsys):
     _, output, _ = run(capsys, "-t", "tok")
     assert "  validation  no document fell to it; raise --validation or change --seed\n" in output

@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from armillary.cli import _progress
-from armillary.cli._options import bytes_text
 from armillary.cli._progress import SECONDS_BETWEEN_LINES, TransferProgress
 
 
@@ -50,18 +49,3 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away(monkeypatch):
     assert "looking for [f] " not in drawn  # that would be a bar
     assert "6.0/9.0 MB" in drawn
     assert drawn.endswith("\x1b[2K")  # the line is cleared at the end
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (1000, "1.0 kB"),
-        (98_362_432, "98.4 MB"),
-        (7 * 10**12, "7.0 TB"),
-        (8 * 10**15, "8000.0 TB"),
-    ],
-)
-def test_bytes_are_told_in_powers_of_ten(count, text):
-    assert bytes_text(count) == text

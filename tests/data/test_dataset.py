@@ -37,6 +37,55 @@ def test_tokens_are_mapped_not_read(tmp_path):
     assert not dataset[0].flags.writeable
 
 
+@pytest.mark.parametrize("shard_documents", [1, 2, 3, 9])
+def test_what_is_learned_is_said_of_any_part_of_a_chat(tmp_path, shard_documents):
+    masks = [[n % 3 == 0 for n in ids] for ids in DOCUMENTS]
+    dataset = made_up(tmp_path / "d", DOCUMENTS, masks=masks, shard_documents=shard_documents)
+    assert dataset.masked
+    for number, mask in enumerate(masks):
+        assert dataset.read_learned(number, 0, 99).tolist() == mask
+        assert dataset.read_learned(number, 1, 3).tolist() == mask[1:3]
+    numbers, starts, stops = np.array([6, 2, 2, 0, 3]), np.arange(5) % 2, np.array([9, 3, 9, 2, 1])
+    assert dataset.count_learned(numbers, starts, stops).tolist() == [
+        sum(masks[n][start:stop]) for n, start, stop in zip(numbers, starts, stops, strict=True)
+    ]
+
+
+def test_all_of_a_text_is_learned(tmp_path):
+    dataset = made_up(tmp_path / "d", DOCUMENTS)
+    assert not dataset.masked
+    assert dataset.read_learned(2, 1, 3).tolist() == [True, True]
+    assert dataset.read_learned(2, 3, 99).tolist() == [True, True]
+    counts = dataset.count_learned(np.array([0, 2]), np.array([1, 0]), np.array([9, 2]))
+    assert counts.tolist() == [2, 2]
+
+
+def test_runs_that_do_not_fit_their_tokens_are_refused(tmp_path):
+    masks = [[True] * len(ids) for ids in DOCUMENTS]
+    made_up(tmp_path / "d", DOCUMENTS, masks=masks)
+    path = tmp_path / "d" / "train" / "00001.learned.npy"
+    np.save(path, np.array([5, 900]))
+    (tmp_path / "d" / "manifest.json").unlink()
+    write_manifest(tmp_path / "d")
+    with pytest.raises(UserError, match=r"00001\.learned\.npy: 2 borders are no runs of 8 tokens"):
+        TokenDataset(tmp_path / "d")
+
+
+def test_chats_written_by_another_template_than_the_models_are_refused(tmp_path):
+    """Cases.md 90: a mask that belongs to another template."""
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}))
+    source = [str(tmp_path / "a.jsonl")]
+    prepare(source, tokenizer, tmp_path / "d", format="chat", validation=0, workers=1)
+    assert TokenDataset(tmp_path / "d", tokenizer=tokenizer).masked
+    tokenizer.chat_templates["default"] += " "
+    with pytest.raises(UserError, match="another chat template than the model's"):
+        TokenDataset(tmp_path / "d", tokenizer=tokenizer)
+    del tokenizer.chat_templates["default"]  # as of a base model
+    assert TokenDataset(tmp_path / "d", tokenizer=tokenizer).masked
+
+
 @pytest.fixture
 def written(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer")

@@ -17,6 +17,7 @@ from armillary.data.packing import (
     plan_cropped,
     plan_packed,
 )
+from armillary.training.loss import next_token_loss
 from support.datasets import END, made_up
 from support.models import build, config
 
@@ -187,9 +188,11 @@ def test_changing_one_document_leaves_the_logits_of_the_next_one(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["packed", "cropped"])
+@pytest.mark.parametrize("chats", [False, True])
 @given(lengths=LENGTHS, length=st.integers(2, 24))
-def test_the_report_is_what_the_rows_show(tmp_path_factory, mode, lengths, length):
-    dataset = made_up(tmp_path_factory.mktemp("d"), some_documents(lengths))
+def test_the_report_is_what_the_rows_show(tmp_path_factory, mode, chats, lengths, length):
+    masks = some_masks(lengths) if chats else None
+    dataset = made_up(tmp_path_factory.mktemp("d"), some_documents(lengths), masks=masks)
     made = PackedBatches(dataset, length=length, batch_size=4, mode=mode)
     rows = list(made.once())
     placed = sum(int((batch.documents >= 0).sum()) for batch in rows)
@@ -203,6 +206,72 @@ def test_the_report_is_what_the_rows_show(tmp_path_factory, mode, lengths, lengt
     assert report.cut == sum(n > length for n in lengths)
     assert report.dropped == (0 if mode == "packed" else sum(max(0, n - length) for n in lengths))
     assert report.documents == len(lengths)
+    nothing = sum(
+        int(((batch.labels == IGNORED).all(axis=1) & (batch.documents >= 0).any(axis=1)).sum())
+        for batch in rows
+    )
+    assert report.unlabelled == nothing
+
+
+# Chats
+
+
+def some_masks(lengths, seed=1):
+    draw = np.random.default_rng(seed)
+    return [(draw.random(n) < 0.3).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("mode", ["packed", "cropped"])
+@pytest.mark.parametrize("length", [5, 8, 40])
+def test_a_label_stands_where_the_next_token_is_learned_and_nowhere_else(tmp_path, mode, length):
+    """Beside the same documents without masks; cut documents too, and several shards."""
+    documents, masks = some_documents(MIXED), some_masks(MIXED)
+    options = {"length": length, "batch_size": 3, "mode": mode}
+    chats = PackedBatches(made_up(tmp_path / "chats", documents, masks=masks), **options)
+    texts = PackedBatches(made_up(tmp_path / "texts", documents), **options)
+    plan, row, kept = chats._plan, 0, 0
+    for chat, text in zip(chats.once(), texts.once(), strict=True):
+        for name in ("tokens", "documents", "positions"):
+            assert np.array_equal(getattr(chat, name), getattr(text, name))
+        for place in range(len(chat.tokens)):
+            if not (chat.documents[place] >= 0).any():
+                continue
+            for number in range(plan.rows[row], plan.rows[row + 1]):
+                at = chat.documents[place] == number - plan.rows[row]
+                mask = np.array([*masks[plan.documents[number]], False])
+                start = plan.starts[number] + 1
+                wanted = np.where(mask[start : start + at.sum()], text.labels[place][at], IGNORED)
+                assert chat.labels[place][at].tolist() == wanted.tolist()
+                kept += int((wanted != IGNORED).sum())
+            row += 1
+    assert 0 < kept == chats.report.targets < texts.report.targets
+
+
+def test_a_chat_whose_answers_are_cropped_away_has_no_labels_and_is_reported(tmp_path):
+    """Case 90: 0 loss, counted. The second chat's answer begins just behind the row's end, so that
+    its first token is still the label of the last place; the third one's a token later."""
+    documents = [[5, 6, 7, END], [5, 6, 7, 8, 9, 10, END], [5, 6, 7, 8, 9, 10, END]]
+    masks = [[False, False, True, True], [False] * 4 + [True] * 3, [False] * 5 + [True] * 2]
+    dataset = made_up(tmp_path / "d", documents, masks=masks)
+    made = PackedBatches(dataset, length=4, batch_size=1, mode="cropped", shuffle=False)
+    counts = [batch.n_targets for batch in made.once()]
+    assert counts == [2, 1, 0]
+    assert (made.report.targets, made.report.unlabelled) == (3, 1)
+    decoder = build(config())
+    for batch, count in zip(made.once(), counts, strict=True):
+        hidden = decoder.hidden(torch.from_numpy(batch.tokens))
+        loss = next_token_loss(decoder, hidden, torch.from_numpy(batch.labels))
+        assert int(loss.count) == count
+        assert (float(loss.total.detach()) == 0.0) == (count == 0)
+
+
+def test_nothing_is_lost_of_an_answer_that_is_cut_when_packed(tmp_path):
+    documents, masks = [[*range(3, 23), END]], [[False] * 15 + [True] * 6]
+    dataset = made_up(tmp_path / "d", documents, masks=masks)
+    made = PackedBatches(dataset, length=8, batch_size=1, shuffle=False)
+    found = [batch.labels[batch.labels != IGNORED].tolist() for batch in made.once()]
+    assert found == [[], [18, 19], [20, 21, 22, END]]
+    assert made.report.unlabelled == 1
 
 
 # Steps

@@ -258,6 +258,29 @@ def test_two_runs_do_not_work_in_one_place(tmp_path, texts, tokenizer):
     assert errors
 
 
+PROGRAM = """
+from armillary.data import prepare
+from armillary.tokenizer import Tokenizer
+
+print("begun")
+tokenizer = Tokenizer.from_file("tokenizer/tokenizer.json")
+print(prepare(["texts"], tokenizer, "out", validation=0, workers=2).splits["train"])
+"""
+
+
+def test_workers_do_not_run_the_program_that_starts_them_again(tmp_path, texts, tokenizer):
+    """A few lines without a guard around them, as one writes them."""
+    tokenizer.save(tmp_path / "tokenizer")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("begun") == 1
+    assert f"documents={len(documents(tmp_path / 'out'))}" in done.stdout
+
+
 def test_a_killed_command_goes_on_to_the_same_bytes_and_leaves_no_workers(tmp_path, tokenizer):
     """kill -9 of the real command, with two workers, at a moment when shards are committed."""
     texts = tmp_path / "texts"
@@ -472,6 +495,124 @@ def test_a_tokenizer_without_an_end_token_needs_one_named(tmp_path, texts, token
         run(texts, nameless, tmp_path / "out")
 
 
+# Chats
+
+
+def some_chats(path, count=120):
+    """Chats of one to six messages, some of which are none, have no answer or no field."""
+    draw = random.Random(11)
+    lines = []
+    for number in range(count):
+        roles = ["user", "assistant"] * 3
+        messages = [
+            {"role": role, "content": "".join(draw.choices("ab é\n", k=draw.randrange(40)))}
+            for role in roles[: draw.randrange(1, 7)]
+        ]
+        lines.append(json.dumps({"messages": messages if number % 10 else "nothing"}))
+    path.write_text("\n".join(lines) + "\nbroken\n")
+    return [json.loads(line)["messages"] for line in lines]
+
+
+def learned(directory, split="train"):
+    """The mask of each document, in order."""
+    found = []
+    for path in sorted((directory / split).glob("*.tokens.npy")):
+        mask = np.zeros(len(np.load(path)) + 1, dtype=int)
+        runs = np.load(path.with_name(path.name.replace("tokens", "learned")))
+        for start, stop in zip(runs[::2], runs[1::2], strict=True):
+            mask[start:stop] = 1
+        offsets = np.load(path.with_name(path.name.replace("tokens", "offsets")))
+        found += [mask[a:b].tolist() for a, b in pairwise(offsets)]
+    return found
+
+
+def test_chats_are_written_by_the_template_and_only_the_answers_are_learned(tmp_path, tokenizer):
+    """By hand for a vocabulary of bytes: between two markers, from the line's end to <|im_end|>."""
+    chats = some_chats(tmp_path / "a.jsonl")
+    facts = run(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", format="chat", validation=0)
+    kept = [chat for chat in chats if chat != "nothing" and len(chat) > 1]
+    found, masks = documents(tmp_path / "out"), learned(tmp_path / "out")
+    assert len(found) == len(kept) > 60
+    assert len(facts.splits["train"].shards) > 2
+    for chat, ids, mask in zip(kept, found, masks, strict=True):
+        text, wanted = "", []
+        for message in chat:
+            head = f"<|im_start|>{message['role']}\n"
+            text += f"{head}{message['content']}<|im_end|>\n"
+            said = message["role"] == "assistant"
+            wanted += [0] * (len(head) - len("<|im_start|>") + 1)
+            wanted += [int(said)] * (len(message["content"].encode()) + 1) + [0]
+        assert tokenizer.decode(ids) == text
+        assert mask == wanted
+    split = facts.splits["train"]
+    assert (split.tokens, split.learned) == (sum(map(len, found)), sum(map(sum, masks)))
+    assert {reason: skipped.count for reason, skipped in facts.skipped.items()} == {
+        "broken JSON": 1,
+        "no answer": sum(len(chat) == 1 for chat in chats),
+        "not a chat": 12,
+    }
+    assert facts.skipped["not a chat"].examples[1].id == f"{tmp_path}/a.jsonl:11"
+    assert read_prepared(tmp_path / "out", checksums=True) == facts
+
+
+def test_interrupted_chats_and_more_workers_give_the_same_bytes(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(preparation, "_BATCH_DOCUMENTS", 3)
+    some_chats(tmp_path / "a.jsonl")
+    options = {"format": "chat", "shard_tokens": 1000}
+    run(tmp_path / "a.jsonl", tokenizer, tmp_path / "whole", **options)
+    run(tmp_path / "a.jsonl", tokenizer, tmp_path / "two", workers=2, **options)
+    interrupted(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", 3, **options)
+    shard = tmp_path / ".out.preparing" / "data" / "train" / "00001.learned.npy"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    run(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", **options)
+    names = content(tmp_path / "whole")
+    assert names == content(tmp_path / "two") == content(tmp_path / "out")
+    assert sum(name.endswith(".learned.npy") for name in names) > 3
+
+
+def test_another_template_is_noticed(tmp_path, tokenizer):
+    some_chats(tmp_path / "a.jsonl")
+    options = {"format": "chat", "shard_tokens": 1000}
+    run(tmp_path / "a.jsonl", tokenizer, tmp_path / "done", **options)
+    interrupted(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", 2, **options)
+    other = tiny_tokenizer(tmp_path / "other")
+    other.chat_templates["default"] += "{# the same, and yet another #}"
+    assert tokenizer_checksum(other) == tokenizer_checksum(tokenizer)
+    for name in ("done", "out"):
+        with pytest.raises(UserError, match="chat_template_sha256 is '"):
+            run(tmp_path / "a.jsonl", other, tmp_path / name, **options)
+
+
+def test_chats_whose_answers_cannot_be_told_apart_are_counted_with_the_reason(tmp_path):
+    """A template that writes the last answer in another way than those before."""
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    tokenizer.chat_templates["default"] = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if loop.last and m.role == 'assistant' %}!{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chats = some_chats(tmp_path / "a.jsonl")
+    facts = run(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", format="chat", validation=0)
+    lengths = [len(chat) for chat in chats if chat != "nothing"]
+    assert facts.splits["train"].documents == lengths.count(2)
+    unclear = facts.skipped["answers unclear"]
+    assert unclear.count == sum(length > 2 for length in lengths)
+    assert unclear.examples[0].detail.startswith("messages[1]: the template writes it, or ")
+    with pytest.raises(UserError, match=r"a\.jsonl:\d+: (answers unclear|no answer|not a chat): "):
+        run(tmp_path / "a.jsonl", tokenizer, tmp_path / "strict", format="chat", strict=True)
+
+
+def test_chats_need_a_template_that_is_one(tmp_path):
+    some_chats(tmp_path / "a.jsonl")
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    for template, message in (("{% if", "chat template: line 1: "), (None, "has no chat template")):
+        tokenizer.chat_templates = {} if template is None else {"default": template}
+        with pytest.raises(UserError, match=message):
+            run(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", format="chat")
+
+
 # The split
 
 
@@ -556,24 +697,30 @@ def test_a_tokenizers_checksum_tells_apart_what_begins_a_text_and_what_is_in_it(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_memory_does_not_grow_with_the_input(tmp_path, tokenizer, kind):
-    """A file of 1 MB and one of 12 MB: a single document, or one a line, in a process each."""
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [("txt", (1, 12)), ("jsonl", (1, 12)), ("chat", (1, 5))]
+)
+def test_memory_does_not_grow_with_the_input(tmp_path, tokenizer, kind, sizes):
+    """A short file and a long one, in MB: one document, or one a line, in a process each."""
     tokenizer.save(tmp_path / "tokenizer")
     peaks = []
-    for megabytes in (1, 12):
+    for megabytes in sizes:
         line = b"words and words " * 60 + b"\n"
-        line = json.dumps({"text": line.decode()}).encode() + b"\n" if kind == "jsonl" else line
+        if kind == "jsonl":
+            line = json.dumps({"text": line.decode()}).encode() + b"\n"
+        elif kind == "chat":
+            said = [{"role": role, "content": line.decode()} for role in ("user", "assistant")]
+            line = json.dumps({"messages": said}).encode() + b"\n"
         source = tmp_path / f"{megabytes}.{kind}"
         source.write_bytes(line * (megabytes * 1_000_000 // len(line)))
         done = subprocess.run(
-            [sys.executable, "-c", PREPARE, source, tmp_path / "tokenizer", f"{source}.out"],
+            [sys.executable, "-c", PREPARE, source, tmp_path / "tokenizer", f"{source}.out", kind],
             capture_output=True,
             text=True,
             check=True,
         )
         peaks.append(int(done.stdout) * 1024)
-    assert peaks[1] - peaks[0] < 6_000_000
+    assert peaks[1] - peaks[0] < (4_000_000 if kind == "chat" else 6_000_000)
 
 
 PREPARE = """
@@ -581,11 +728,12 @@ import sys
 from armillary.data.preparation import prepare
 from armillary.tokenizer import Tokenizer
 
-source, tokenizer, out = sys.argv[1:]
+source, tokenizer, out, kind = sys.argv[1:]
 prepare(
     [source],
     Tokenizer.from_file(tokenizer + "/tokenizer.json"),
     out,
+    format="chat" if kind == "chat" else "auto",
     workers=1,
     validation=0.0,
     part_bytes=1 << 16,

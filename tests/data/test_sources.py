@@ -295,6 +295,55 @@ def test_damaged_parquet_is_skipped_with_the_reason(here):
     assert reasons(read("a.parquet")) == [("a.parquet:1", "damaged Parquet")]
 
 
+# Chats
+
+
+SAID = [{"role": "user", "content": "é?"}, {"role": "assistant", "content": "yes"}]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.txt.zst"])
+def test_lines_of_any_file_may_be_chats(here, name):
+    lines = [{"messages": SAID}, {"messages": "text"}, {"text": "x"}, {"messages": SAID[1:]}]
+    data = "\n".join(map(json.dumps, lines)).encode()
+    ending = os.path.splitext(name)[1]
+    write(here / name, PACK.get(ending, PACK[""])(data))
+    events = read(name, format="chat", field="messages", chats=True)
+    assert list(map(json.loads, texts(events))) == [SAID, SAID[1:]]
+    assert reasons(events) == [(f"{name}:2", "not a chat"), (f"{name}:3", "no field 'messages'")]
+
+
+def test_parquet_may_hold_chats_and_one_fault_costs_one_row(here):
+    """Also where lists hold a text that is no UTF-8, and keys that only some messages have."""
+    kind = pyarrow.list_(
+        pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string(), "name": "string"})
+    )
+    flat = pyarrow.array([b"hello", b"\xff", b"bye"]).view(pyarrow.string())
+    roles = pyarrow.array(["user", "user", "assistant"])
+    said = pyarrow.StructArray.from_arrays(
+        [roles, flat, pyarrow.array([None, None, "x"])], fields=list(kind.value_type)
+    )
+    column = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, 2, 2, 3]), said)
+    pyarrow.parquet.write_table(pyarrow.table({"messages": column}), "a.parquet")
+    events = read("a.parquet", format="chat", field="messages", chats=True)
+    assert list(map(json.loads, texts(events))) == [
+        [{"role": "user", "content": "hello"}],
+        [{"role": "assistant", "content": "bye", "name": "x"}],
+    ]
+    assert reasons(events) == [("a.parquet:2", "invalid UTF-8"), ("a.parquet:3", "not a chat")]
+
+
+def test_a_data_set_of_the_hub_may_hold_chats(monkeypatch):
+    library = types.SimpleNamespace(load_dataset=lambda *_, **__: [{"messages": SAID}])
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    events = read("hub:owner/name", format="chat", field="messages", chats=True)
+    assert list(map(json.loads, texts(events))) == [SAID]
+
+
+def test_the_standard_library_holds_no_chats():
+    with pytest.raises(UserError, match="python-stdlib: holds no chats"):
+        find_sources(["python-stdlib"], "chat")
+
+
 # What has to be installed
 
 

@@ -100,6 +100,21 @@ def test_any_mask_combined_with_order_and_window(
     assert_close(ours, oracle(q, k, v, may_read, 0.4, soft_cap), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_queries_that_stand_in_runs_get_what_they_get_among_all(
+    window: int | None, soft_cap: float | None
+) -> None:
+    q, k, v = heads(queries=8, keys=8)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 2, 2, 2]])
+    visibility = Visibility(8, 8, window, documents=documents)
+    whole = attend(q, k, v, visibility, scale=0.3, soft_cap=soft_cap)
+    runs = [range(2), range(5, 8)]
+    some = torch.cat([q[:, :, run.start : run.stop] for run in runs], dim=2)
+    found = attend(some, k, v, visibility.at(runs), scale=0.3, soft_cap=soft_cap)
+    assert_close(found, whole[:, :, [0, 1, 5, 6, 7]], rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("visibility", [Visibility(4, 4), Visibility(4, 4, window=2)])
 @pytest.mark.parametrize("soft_cap", [None, 50.0])
 def test_consecutive_query_heads_share_a_key_value_head(

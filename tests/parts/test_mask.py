@@ -128,6 +128,33 @@ def test_the_last_query_stands_beside_the_last_key(queries: int, keys: int) -> N
     assert Visibility(queries, keys).is_plainly_causal == (queries == keys)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_queries_in_runs_read_what_they_read_among_all(window: int | None) -> None:
+    """Runs of unequal lengths, out of order; every rule is cut to the keys of its run."""
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 2, 2, 2]])
+    readable = torch.ones(2, 8, dtype=torch.bool)
+    readable[0, 4] = False
+    allowed = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    allowed[1, 0, 6, 5] = False
+    whole = Visibility(8, 8, window, readable, documents, allowed)
+    runs = [range(5, 8), range(1, 3)]
+    expected = spelt_out(whole, 2)[:, [5, 6, 7, 1, 2]]
+    found = np.zeros_like(expected)
+    narrowed = whole.at(runs)
+    for part, rule in narrowed.by_run():
+        found[:, part, : rule.n_keys] = put_together(rule, 2, size=2)
+    np.testing.assert_array_equal(found, expected)
+    assert narrowed.n_queries == 5
+    assert not Visibility(4, 4).at([range(4)]).is_plainly_causal
+    with pytest.raises(ValueError, match="by_run"):
+        narrowed.block(0, 2)
+
+
+def test_runs_are_places_among_all_queries() -> None:
+    with pytest.raises(ValueError, match="3 queries do not stand at all of 8 keys"):
+        Visibility(3, 8).at([range(2)])
+
+
 def test_more_queries_than_keys_are_refused() -> None:
     with pytest.raises(ValueError, match="8 queries cannot stand beside 3 keys"):
         Visibility(8, 3)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from armillary.data.dataset import TokenDataset
+from armillary.data.learned import runs_of
 from armillary.data.prepared import Facts, Settings, Shard, Split
 from armillary.data.shards import ShardWriter
 from armillary.files import write_json, write_manifest
@@ -14,9 +15,16 @@ END = 2
 
 
 def made_up(
-    directory: Path, documents: Sequence[Sequence[int]], *, shard_documents: int = 3
+    directory: Path,
+    documents: Sequence[Sequence[int]],
+    *,
+    masks: Sequence[Sequence[bool]] | None = None,
+    shard_documents: int = 3,
 ) -> TokenDataset:
-    """Write documents, given as ids below 61, in shards of a few, and open them."""
+    """Write documents, given as ids below 61, in shards of a few, and open them.
+
+    With `masks` they are chats, of which those tokens are learned.
+    """
     settings = Settings(
         sources=["made up"],
         field="text",
@@ -26,13 +34,17 @@ def made_up(
         part_bytes=1024,
         shard_tokens=1,
         tokenizer_sha256="",
+        chat_template_sha256=None if masks is None else "",
         end_id=END,
     )
     shards = []
     for index, first in enumerate(range(0, len(documents), shard_documents)):
-        writer = ShardWriter(directory / "train", index, np.dtype(np.uint8))
-        for ids in documents[first : first + shard_documents]:
-            writer.append(np.array(ids, dtype=np.uint8))
+        writer = ShardWriter(
+            directory / "train", index, np.dtype(np.uint8), masked=masks is not None
+        )
+        for number, ids in enumerate(documents[first : first + shard_documents], first):
+            runs = None if masks is None else runs_of(masks[number])
+            writer.append(np.array(ids, dtype=np.uint8), runs)
             writer.end_document()
         writer.close()
         shards.append(Shard(index=index, documents=writer.documents, tokens=writer.tokens))
@@ -43,7 +55,15 @@ def made_up(
         dtype="uint8",
         source_files=1,
         source_bytes=count,
-        splits={"train": Split(documents=len(documents), tokens=count, bytes=count, shards=shards)},
+        splits={
+            "train": Split(
+                documents=len(documents),
+                tokens=count,
+                bytes=count,
+                learned=None if masks is None else sum(map(sum, masks)),
+                shards=shards,
+            )
+        },
         lengths={},
         skipped={},
     )

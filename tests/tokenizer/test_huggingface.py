@@ -343,3 +343,15 @@ def test_an_absent_file_says_what_to_fetch(tmp_path):
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(CheckpointError, match=r"older tokenizer\.model"):
         Tokenizer.from_file(tmp_path / "tokenizer.json")
+
+
+def test_a_control_token_lies_in_its_own_part_though_it_swallows_the_space_behind_it(tmp_path):
+    """As <|end|> of Phi-3, which would otherwise reach into the next part, and be in neither."""
+    made = byte_level_file()
+    made.add_special_tokens([tokenizers.AddedToken("<|end|>", rstrip=True, normalized=False)])
+    ours = read(tmp_path, made.to_str())
+    end = ours.special_tokens["<|end|>"]
+    ids, places = ours.encode_located(["a", end, " \n", end])
+    assert ids[-2:] == [end, end]
+    assert places[-2:].tolist() == [[1, 1], [3, 3]]
+    assert ids == ours.encode_parts(["a", end, " \n", end])

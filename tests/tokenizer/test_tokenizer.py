@@ -169,3 +169,22 @@ def test_threads_do_not_disturb_each_other():
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         results = list(pool.map(encode, range(400)))
     assert results == [encode(n) for n in range(400)]
+
+
+def test_each_token_is_located_in_the_parts_that_it_stands_for():
+    """Parts of one text may share a token; a character of several tokens lies in one part."""
+    tokenizer = Tokenizer.from_gguf(byte_level())
+    parts = ["hell", "o", " 1", "2é", 2, "\n", "", "x"]
+    ids, places = tokenizer.encode_located(parts)
+    assert ids == tokenizer.encode_parts(parts)
+    pieces = [tokenizer.token_bytes(index) for index in ids]
+    assert list(zip(pieces, map(tuple, places.tolist()), strict=True)) == [
+        (b"hello", (0, 1)),
+        (b" ", (2, 2)),
+        (b"12", (2, 3)),
+        (b"\xc3", (3, 3)),
+        (b"\xa9", (3, 3)),
+        (b"<|im_end|>", (4, 4)),
+        (b"\n", (5, 5)),
+        (b"x", (7, 7)),
+    ]

@@ -73,6 +73,8 @@ class _Budget:
 
 
 _budget: ContextVar[_Budget] = ContextVar("budget of a rendering")
+_marks: ContextVar[tuple[str, str]] = ContextVar("marks of a rendering")
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
 def compile_template(source: str) -> jinja2.Template:
@@ -84,9 +86,23 @@ def compile_template(source: str) -> jinja2.Template:
     return _bounded(lambda: _environment().from_string(source))
 
 
-def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    """Render within a budget. Raises UserError in one line, with the template's line."""
-    return _bounded(lambda: template.render(variables))
+def marks_generation(source: str) -> bool:
+    """Whether a template says by the tag {% generation %} what the assistant wrote."""
+    return _GENERATION.search(source) is not None
+
+
+def render(
+    template: jinja2.Template, variables: dict[str, Any], marks: tuple[str, str] = ("", "")
+) -> str:
+    """Render within a budget. Raises UserError in one line, with the template's line.
+
+    `marks` are written where a block of {% generation %} begins and where it ends.
+    """
+    token = _marks.set(marks)
+    try:
+        return _bounded(lambda: template.render(variables))
+    finally:
+        _marks.reset(token)
 
 
 def _bounded(work: Callable[[], _Result]) -> _Result:
@@ -222,6 +238,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         _spend(sum(map(_measure, values)))
         return "".join(map(str, values))
 
+    def mark(self, at_end: bool) -> str:
+        """Return what stands where a block of {% generation %} begins or ends."""
+        return _marks.get()[at_end]
+
     def literal(self, value: object) -> object:
         """Pay for a list, tuple or dict written in the template."""
         _spend(_measure(value))
@@ -283,27 +303,33 @@ class _PaidFor(NodeTransformer):
             paid = nodes.Getitem(toll, nodes.Const(steps), "load", lineno=node.lineno)
             node.body.insert(0, nodes.ExprStmt(paid, lineno=node.lineno))
         elif isinstance(node, nodes.Concat):
-            return self._call("tilde", node, nodes.List(node.nodes, lineno=node.lineno))
+            return _call("tilde", node.lineno, nodes.List(node.nodes, lineno=node.lineno))
         elif isinstance(node, nodes.List | nodes.Dict) or (
             isinstance(node, nodes.Tuple) and node.ctx == "load"
         ):
-            return self._call("literal", node, node)
+            return _call("literal", node.lineno, node)
         return node
 
-    def _call(self, name: str, node: nodes.Node, *args: nodes.Expr) -> nodes.Expr:
-        function = nodes.EnvironmentAttribute(name, lineno=node.lineno)
-        return nodes.Call(function, list(args), [], None, None, lineno=node.lineno)
+
+def _call(name: str, line: int, *args: nodes.Expr) -> nodes.Call:
+    """A call of a method of the environment."""
+    function = nodes.EnvironmentAttribute(name, lineno=line)
+    return nodes.Call(function, list(args), [], None, None, lineno=line)
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks what the assistant wrote. Here it is only a block."""
+    """The tag {% generation %}, a block of its own that marks what the assistant wrote."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads a class attribute
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+        begin, end = (
+            nodes.Output([_call("mark", line, nodes.Const(at_end))], lineno=line)
+            for at_end in (False, True)
+        )
+        return nodes.Scope([begin, *body, end], lineno=line)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ out of the middle of a message, where what is left on both sides joins to a cont
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _PRIVATE = range(0xF0000, 0xFFFFE)  # a private plane of Unicode
@@ -19,7 +19,8 @@ _COMPARED = ("role", "type")  # values that templates compare with words of thei
 class ControlTexts:
     """The control tokens of a vocabulary, and the beginnings and ends that might join to one."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, texts: Mapping[str, int]) -> None:
+        self.lengths = {index: len(text) for text, index in texts.items()}
         longest_first = sorted(texts, key=len, reverse=True)
         self.whole = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self.beginnings = {text[:n] for text in longest_first for n in range(1, len(text))}
@@ -62,6 +63,10 @@ class Veil:
         if "\\" not in text:
             return text
         return _ESCAPE.sub(lambda match: self._escaped.get(match.group(), match.group()), text)
+
+    def draw(self) -> str:
+        """Return a private character that stands nowhere else, and that hides nothing."""
+        return next(self._free)
 
     def _veil(self, text: str) -> str:
         if text not in self._veiled:

@@ -20,7 +20,7 @@ from armillary.checkpoints.safetensors import INDEX, SINGLE, read_sharded, write
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import CheckpointError, ConfigError
-from armillary.files import read_json, read_json_if_there, write_directory_atomically, write_json
+from armillary.files import ALONE, Writer, read_json, read_json_if_there, write_json
 from armillary.rope_scaling import DynamicNTK
 from armillary.strict_dict import REQUIRED, StrictDict
 
@@ -326,25 +326,28 @@ def write_huggingface(
     *,
     family: Family = FAMILIES[0],
     max_shard_bytes: int | None = None,
+    writer: Writer = ALONE,
 ) -> None:
     """Write a directory that transformers reads, atomically and one chunk at a time.
 
-    `tensors` come under our names, one for each parameter, in F32, F16, BF16 or F64.
+    `tensors` come under our names, one for each parameter, in F32, F16, BF16 or F64. Several
+    processes may write together, each a part of the tensors (see `write_sharded`).
     Raises ConfigError naming what the family cannot express, ValueError for tensors that are not
     the configuration's parameters.
     """
     tensors = list(tensors)
-    names = names_in_file(config, family.huggingface.tensors, str(directory))
     entries = _config_entries(config, family, tensors, generation or {})
+    names = names_in_file(config, family.huggingface.tensors, str(directory))
     check_parameters(config, tensors)
-    with write_directory_atomically(directory) as partial:
-        write_json(partial / CONFIG, entries)
-        if generation:
-            write_json(partial / GENERATION, _generation_entries(generation))
-        if tokenizer is not None:
-            tokenizer.save(partial)
+    with writer.directory(directory) as partial:
+        if writer.number == 0:
+            write_json(partial / CONFIG, entries)
+            if generation:
+                write_json(partial / GENERATION, _generation_entries(generation))
+            if tokenizer is not None:
+                tokenizer.save(partial)
         theirs = [tensor._replace(name=names[tensor.name]) for tensor in tensors]
-        write_sharded(partial, theirs, max_shard_bytes)
+        write_sharded(partial, theirs, max_shard_bytes, writer)
 
 
 def _config_entries(
@@ -362,9 +365,10 @@ def _config_entries(
     values["n_layers"] = config.n_layers
     for name in ("n_heads", "n_kv_heads", "d_ff"):
         values[name] = values[name][0]
-    values["activation"] = next(
-        theirs for theirs, ours in _ACTIVATIONS.items() if ours == facts.activation
-    )
+    named = [theirs for theirs, ours in _ACTIVATIONS.items() if ours == facts.activation]
+    if not named:
+        raise ConfigError(f"the {family.name} family has no activation {facts.activation!r}")
+    values["activation"] = named[0]
     if isinstance(rotary.scaling, DynamicNTK):
         # Readers of this rule take the original window from here; there is no other key for it.
         values["max_positions"] = rotary.scaling.original_window

@@ -1,4 +1,4 @@
-"""Our own directories: config.json, model.safetensors, tokenizer.json, generation.json, manifest.
+"""Our own directories: config.json, safetensors, tokenizer.json, generation.json, a manifest.
 
 config.json is the `DecoderConfig` with a `format` marker; tensors go by our parameter names.
 """
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.huggingface import read_tokenizer
 from armillary.checkpoints.parameters import assign, check_parameters, parameter_shapes
-from armillary.checkpoints.safetensors import SINGLE, read_safetensors, write_safetensors
+from armillary.checkpoints.safetensors import read_sharded, write_sharded
 from armillary.checkpoints.tensors import TensorToWrite
 from armillary.config import DecoderConfig
 from armillary.errors import CheckpointError, ConfigError
-from armillary.files import read_json, verify_manifest, write_directory_atomically, write_json
+from armillary.files import ALONE, Writer, read_json, verify_manifest, write_json
 
 if TYPE_CHECKING:
     from armillary.tokenizer import Tokenizer
@@ -31,23 +31,27 @@ def save_armillary(
     tensors: Iterable[TensorToWrite],
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
+    *,
+    writer: Writer = ALONE,
 ) -> None:
     """Write a directory, atomically and one chunk at a time.
 
     `tensors` come under our names, one for each parameter, in F32, F16, BF16 or F64; `generation`
-    has the entries of `Checkpoint.generation`. An older save of that name is replaced.
+    has the entries of `Checkpoint.generation`. An older save of that name is replaced. Several
+    processes may write together, each a part of the tensors (see `write_sharded`).
     Raises ValueError for tensors that are not the configuration's parameters, UserError when the
     directory cannot be written or is not ours.
     """
     tensors = list(tensors)
     check_parameters(config, tensors)
-    with write_directory_atomically(directory) as partial:
-        marker = {"format": MARKER, "format_version": _VERSION}
-        write_json(partial / CONFIG, marker | config.to_dict())
-        write_json(partial / GENERATION, dict(generation or {}))
-        if tokenizer is not None:
-            tokenizer.save(partial)
-        write_safetensors(partial / SINGLE, tensors)
+    with writer.directory(directory) as partial:
+        if writer.number == 0:
+            marker = {"format": MARKER, "format_version": _VERSION}
+            write_json(partial / CONFIG, marker | config.to_dict())
+            write_json(partial / GENERATION, dict(generation or {}))
+            if tokenizer is not None:
+                tokenizer.save(partial)
+        write_sharded(partial, tensors, writer=writer)
 
 
 def read_armillary(
@@ -65,8 +69,7 @@ def read_armillary(
         raise CheckpointError(f"{path}: is of format version {version!r}; {_VERSION} is read")
     config = DecoderConfig.from_dict(entries, str(path))
     names = {name: name for name in parameter_shapes(config)}
-    found = read_safetensors(directory / SINGLE)
-    notices: list[str] = []
+    found, notices = read_sharded(directory)
     return Checkpoint(
         config=config,
         tensors=assign(config, found, names, str(directory), allow_missing),

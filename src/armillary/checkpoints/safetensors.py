@@ -8,7 +8,7 @@ Sizes are held against the file's before anything is allocated. Source: safetens
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, block_size, encoded_bytes
 from armillary.errors import CheckpointError
 from armillary.files import (
+    ALONE,
+    Writer,
     inside_directory,
     map_file,
     parse_json,
@@ -43,9 +45,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """
     data = map_file(path)
     header, start = _header(data, path)
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CheckpointError(f"{path}: __metadata__ must map names to strings")
+    _metadata(header, path)
     tensors = {}
     spans: list[tuple[int, int, str]] = []
     body = data.size - start
@@ -56,6 +56,20 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         tensors[name] = StoredTensor(name, shape, encoding, chunk, str(path))
     _check_cover(spans, body, path)
     return tensors
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The strings that a file's header holds beside its tensors. Raises as `read_safetensors`."""
+    header, _ = _header(map_file(path), path)
+    return _metadata(header, path)
+
+
+def _metadata(header: dict[str, Any], path: Path) -> dict[str, str]:
+    """Take the metadata out of a header."""
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ must map names to strings")
+    return metadata
 
 
 def _header(data: NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], int]:
@@ -191,15 +205,18 @@ def _unlisted(directory: Path, listed: set[str], why: str) -> list[str]:
     return [f"{name} {why} and was not loaded" for name in extra]
 
 
-def write_safetensors(path: Path, tensors: Iterable[TensorToWrite]) -> None:
+def write_safetensors(
+    path: Path, tensors: Iterable[TensorToWrite], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write tensors to one file, atomically, holding one chunk at a time.
 
     Wider numbers come first, so that each tensor lies at a multiple of its number's size.
+    `metadata` goes into the header, for `read_metadata`.
     Raises ValueError for a name that comes twice, an encoding that safetensors has not, and chunks
     that do not add up to the tensor.
     """
     ordered = sorted(tensors, key=lambda tensor: -block_size(tensor.encoding)[1])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name, encoding, shape, _ in ordered:
         if name in header or encoding not in _ITEM_BYTES:
@@ -220,23 +237,51 @@ def write_safetensors(path: Path, tensors: Iterable[TensorToWrite]) -> None:
 
 
 def write_sharded(
-    directory: Path, tensors: Sequence[TensorToWrite], max_shard_bytes: int | None = None
+    directory: Path,
+    tensors: Sequence[TensorToWrite],
+    max_shard_bytes: int | None = None,
+    writer: Writer = ALONE,
 ) -> None:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` and their index.
 
-    A tensor that is larger than a shard may be has one to itself.
+    A tensor that is larger than a shard may be has one to itself. Of several processes each
+    writes about as much, in shards of its own, and the first the index; each is given all
+    tensors, and asked for the chunks of those that it writes.
     """
-    shards = list(_shards(tensors, max_shard_bytes))
-    if len(shards) == 1:
-        write_safetensors(directory / SINGLE, shards[0])
-        return
-    placed = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_safetensors(directory / name, shard)
-        placed.update({tensor.name: name for tensor in shard})
     total = sum(encoded_bytes(tensor.shape, tensor.encoding) for tensor in tensors)
-    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+    shards = [
+        (number, shard)
+        for number, group in enumerate(_groups(tensors, total, writer.count))
+        for shard in _shards(group, max_shard_bytes)
+    ]
+    names = [SINGLE] if len(shards) == 1 else list(_shard_names(len(shards)))
+    for name, (number, shard) in zip(names, shards, strict=True):
+        if number == writer.number:
+            write_safetensors(directory / name, shard)
+    if len(shards) > 1 and writer.number == 0:
+        placed = {
+            tensor.name: name
+            for name, (_, shard) in zip(names, shards, strict=True)
+            for tensor in shard
+        }
+        write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
+
+
+def _groups(tensors: Sequence[TensorToWrite], total: int, count: int) -> list[list[TensorToWrite]]:
+    """Tensors in their order, in groups of about as many bytes; those that stay empty left out."""
+    groups: list[list[TensorToWrite]] = [[] for _ in range(count)]
+    before = 0
+    for tensor in tensors:
+        size = encoded_bytes(tensor.shape, tensor.encoding)
+        # By where its middle lies.
+        groups[min((2 * before + size) * count // max(2 * total, 1), count - 1)].append(tensor)
+        before += size
+    return [group for group in groups if group]
+
+
+def _shard_names(count: int) -> Iterator[str]:
+    for number in range(1, count + 1):
+        yield f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def _shards(tensors: Sequence[TensorToWrite], limit: int | None) -> Iterator[list[TensorToWrite]]:

@@ -8,7 +8,7 @@ code and at most one line on standard error:
     0    done
     1    a fault of armillary's (`--debug` shows where), or the reader of our output has gone
     2    something that the user gave cannot be used, or the command line cannot be read
-    130  interrupted
+    130  interrupted (143 by SIGTERM)
 """
 
 import contextlib
@@ -29,9 +29,18 @@ from armillary.cli.inspect import inspect
 from armillary.cli.prepare import prepare
 from armillary.cli.pull import pull
 from armillary.cli.tokenizer import tokenizer
+from armillary.cli.train import train
 from armillary.errors import UserError
 
-COMMANDS: tuple[Callable[..., None], ...] = (pull, inspect, generate, chat, tokenizer, prepare)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    pull,
+    inspect,
+    generate,
+    chat,
+    tokenizer,
+    prepare,
+    train,
+)
 
 app = typer.Typer(
     name="armillary",
@@ -61,7 +70,7 @@ def _root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Modern decoder language models: fetch, look inside, generate, chat, prepare text.
+    """Modern decoder language models: fetch, look inside, generate, chat, train.
 
     Examples:
       armillary pull smollm2-135m
@@ -69,6 +78,7 @@ def _root(
       armillary chat smollm2-135m
       armillary inspect smollm2-135m
       armillary prepare python-stdlib --tokenizer smollm2-135m --out tokens
+      armillary train examples/stdlib-small.yaml
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.
@@ -114,7 +124,7 @@ def _run(arguments: list[str], invocation: Invocation) -> int:
         code = 130
     except Interrupted as interrupted:
         _say(f"interrupted; {interrupted}")
-        return 130
+        return interrupted.code
     except UserError as error:
         return _failed(str(error), 2, invocation)
     except typer.TyperException as error:

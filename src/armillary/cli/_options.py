@@ -27,7 +27,14 @@ class Invocation:
 
 
 class Interrupted(Exception):  # noqa: N818  # like KeyboardInterrupt, it is no error
-    """The user has interrupted, and there is more to say than that."""
+    """The user, or the system, has interrupted, and there is more to say than that.
+
+    `code` is the exit code: 128 and the signal's number.
+    """
+
+    def __init__(self, said: str, code: int = 130) -> None:
+        super().__init__(said)
+        self.code = code
 
 
 def _note_debug(context: typer.Context, wanted: bool) -> bool:
@@ -110,13 +117,3 @@ def print_json(facts: Mapping[str, object]) -> None:
     """Print one object on a line of its own to standard output, and pass it on at once."""
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
-
-
-def bytes_text(count: int) -> str:
-    """Return a count of bytes as a person reads it, in powers of ten: 98.4 MB."""
-    size, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -4,8 +4,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from armillary.cli._options import bytes_text, progress_console
+from armillary.cli._options import progress_console
 from armillary.cli._progress import SECONDS_BETWEEN_LINES
+from armillary.wording import bytes_text, clock_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -75,6 +76,6 @@ def line(progress: "Progress") -> str:
         parts.append(f"{progress.skipped:,} skipped")
     if progress.bytes_total and rate > 0:
         parts.append(f"{bytes_text(int(rate))}/s")
-        left = int((progress.bytes_total - progress.bytes_read) / rate)
-        parts.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")
+        left = (progress.bytes_total - progress.bytes_read) / rate
+        parts.append(f"{clock_text(left)} left")
     return ", ".join(parts)

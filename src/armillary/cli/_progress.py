@@ -4,7 +4,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from armillary.cli._options import Interrupted, bytes_text, progress_console
+from armillary.cli._options import Interrupted, progress_console
+from armillary.wording import bytes_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

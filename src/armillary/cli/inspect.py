@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from armillary.cli._options import Debug, IgnoreKey, Json, bytes_text, one_line, print_json
+from armillary.cli._options import Debug, IgnoreKey, Json, one_line, print_json
+from armillary.wording import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""`armillary prepare`: text → token shards to train on."""
+"""`armillary prepare`: text or chats → token shards to train on."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from armillary.cli._options import Debug, Json, bytes_text, print_json
+from armillary.cli._options import Debug, Json, print_json
+from armillary.wording import bytes_text
 
 if TYPE_CHECKING:
     from armillary.data.prepared import Facts
@@ -40,18 +41,22 @@ def prepare(
         typer.Option("--out", "-o", metavar="DIR", help="Where to.", show_default=False),
     ],
     field: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help="Key of JSON lines, or column of a table, that holds the text.",
+            help="Key of JSON lines, or column of a table, that holds the text, or of chats the "
+            "list of messages; text or messages when left out.",
             rich_help_panel="Reading",
+            show_default=False,
         ),
-    ] = "text",
+    ] = None,
     format: Annotated[
-        Literal["auto", "text", "jsonl", "parquet"],
+        Literal["auto", "text", "jsonl", "parquet", "chat"],
         typer.Option(
             metavar="FORMAT",
-            help="text (a file is a document), jsonl or parquet; auto goes by the name's ending.",
+            help="text (a file is a document), jsonl or parquet; auto goes by the name's ending. "
+            "chat: JSON lines or Parquet of chats, written by the tokenizer's template; only "
+            "what the assistant says is learned.",
             rich_help_panel="Reading",
         ),
     ] = "auto",
@@ -82,7 +87,8 @@ def prepare(
         typer.Option(
             "--end-token",
             metavar="TOKEN",
-            help="The control token after each document; the tokenizer's end token if left out.",
+            help="The control token after each document (after a chat, where its template writes "
+            "none); the tokenizer's end token if left out.",
             rich_help_panel="Writing",
             show_default=False,
         ),
@@ -108,12 +114,13 @@ def prepare(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Turn text into token shards, split into training and validation by document.
+    """Turn text or chats into token shards, split into training and validation by document.
 
     Examples:
       armillary prepare python-stdlib --tokenizer smollm2-135m --out data/stdlib
       armillary prepare texts 'more/**/*.txt.gz' -t tokenizer.json -o data/texts
       armillary prepare crawl.jsonl.zst --field body -t smollm2-135m -o data/crawl
+      armillary prepare chats.jsonl --format chat -t smollm2-135m -o data/chats
 
     An interrupted run, however it ended, goes on when the same command is run again.
     """
@@ -154,6 +161,7 @@ def _print(out: Path, facts: "Facts") -> None:
         print(
             f"  {name:<10}  {split.documents:,} documents, {split.tokens:,} tokens of "
             f"{facts.dtype}, {split.bytes / split.tokens:.2f} bytes per token"
+            + ("" if split.learned is None else f", {split.learned / split.tokens:.1%} learned")
         )
     if "validation" not in facts.splits and facts.settings.validation:
         print("  validation  no document fell to it; raise --validation or change --seed")

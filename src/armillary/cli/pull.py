@@ -1,6 +1,7 @@
 """`armillary pull`: have a model on this machine."""
 
-from armillary.cli._options import Debug, Json, Model, bytes_text, print_json
+from armillary.cli._options import Debug, Json, Model, print_json
+from armillary.wording import bytes_text
 
 
 def pull(model: Model, json: Json = False, debug: Debug = False) -> None:

@@ -1,18 +1,13 @@
 """`armillary tokenizer train`: a vocabulary of one's own."""
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from armillary.cli._options import Debug, Json, bytes_text, print_json
-from armillary.errors import UserError
-
-if TYPE_CHECKING:
-    from armillary.cli._progress import TransferProgress
-    from armillary.data.documents import Skipped
-    from armillary.data.sources import Source
+from armillary.cli._options import Debug, Json, print_json
+from armillary.wording import bytes_text
 
 
 def tokenizer(
@@ -107,12 +102,16 @@ def tokenizer(
     from armillary.cli._progress import TransferProgress
     from armillary.data.bpe import END_OF_TEXT, train_bpe
     from armillary.data.sources import find_sources
+    from armillary.data.texts import Texts
     from armillary.files import write_directory_atomically
 
-    reading = _Reading(find_sources(source, format), field, strict)
+    files = find_sources(source, format)
     with TransferProgress() as progress:
+        reading = Texts(
+            files, field=field, strict=strict, progress=partial(progress.report, "reading")
+        )
         made = train_bpe(
-            reading.texts(progress),
+            reading,
             vocab_size,
             specials=special or [END_OF_TEXT],
             min_frequency=min_frequency,
@@ -141,39 +140,3 @@ def tokenizer(
         print(f"  skipped     {skipped.count:,} × {reason}")
         for example in skipped.examples:
             print(f"                {example.id}: {example.detail}")
-
-
-class _Reading:
-    """The texts of some sources, counted as they go by."""
-
-    def __init__(self, files: "list[Source]", field: str, strict: bool) -> None:
-        from armillary.data.tally import Tally
-
-        self._files, self._field, self._strict = files, field, strict
-        self.tally = Tally()
-        self.documents = self.bytes = 0
-
-    def texts(self, progress: "TransferProgress") -> Iterator[str]:
-        from armillary.data.documents import Skipped
-        from armillary.data.sources import read_source
-
-        done, total = 0, sum(file.size for file in self._files)
-        for file in self._files:
-            for event in read_source(file, field=self._field):
-                if isinstance(event, Skipped):
-                    self._skip(event)
-                else:
-                    self.documents += event.last
-                    self.bytes += len(event.text.encode())
-                    yield event.text
-            done += file.size
-            progress.report("reading", done, total)
-        if not self.documents:
-            raise UserError(self.tally.why_empty())
-
-    def _skip(self, event: "Skipped") -> None:
-        if self._strict:
-            raise UserError(
-                f"{event.id}: {event.reason}: {event.detail} (only counted without --strict)"
-            )
-        self.tally.add_skipped(event)

@@ -8,8 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.data import prepared
-from armillary.data.prepared import Facts, read_prepared, tokenizer_checksum
-from armillary.data.shards import Tokens, map_array, offsets_name, tokens_name
+from armillary.data.learned import LearnedRuns, Numbers
+from armillary.data.prepared import (
+    Facts,
+    chat_template_checksum,
+    read_prepared,
+    token_sizes,
+    tokenizer_checksum,
+)
+from armillary.data.shards import Tokens, learned_name, map_array, offsets_name, tokens_name
 from armillary.errors import UserError
 from armillary.tokenizer import Tokenizer
 
@@ -18,7 +25,8 @@ class TokenDataset:
     """The documents of one split: `dataset[i]` are the tokens (n_i,) of document i, read-only.
 
     Tokens stay in their files until they are read. The last one of each document is the end token
-    (`end_id`), where the document was not taken from data that lacks it.
+    (`end_id`), where the document was not taken from data that lacks it; a chat ends as its
+    template ends it. All tokens of a text are learned, of a chat those that the assistant says.
 
     tokenizer   a tokenizer that the ids have to be of; another one is refused
     settings    entries of `Settings` that have to be as given, such as seed or validation
@@ -43,6 +51,7 @@ class TokenDataset:
         folder = self.directory / split
         shards = self.facts.splits[split].shards
         self._shards: list[Tokens] = []
+        self._runs: list[LearnedRuns] = []  # of chats
         offsets: list[NDArray[np.int64]] = []
         for shard in shards:
             tokens = map_array(folder / tokens_name(shard.index), self.facts.dtype)
@@ -52,6 +61,8 @@ class TokenDataset:
                     f"{folder / offsets_name(shard.index)}: its borders do not fit the tokens"
                 )
             self._shards.append(tokens)
+            if self.masked:
+                self._runs.append(_learned(folder / learned_name(shard.index), shard.tokens))
             offsets.append(borders.astype(np.int64, copy=False))
         self._first = np.cumsum([0, *(shard.documents for shard in shards)])
         self._starts = np.concatenate([borders[:-1] for borders in offsets])
@@ -73,6 +84,19 @@ class TokenDataset:
                 f"{self.directory}: was prepared with another tokenizer than the model's; prepare "
                 "it anew with this one"
             )
+        if tokenizer is not None and self.masked and tokenizer.chat_template is not None:
+            template = chat_template_checksum(tokenizer)
+            if template != self.facts.settings.chat_template_sha256:
+                raise UserError(
+                    f"{self.directory}: its chats were written by another chat template than the "
+                    "model's; prepare them anew with this one, or take the tokenizer in "
+                    f"{self.directory / prepared.TOKENIZER}"
+                )
+
+    @property
+    def masked(self) -> bool:
+        """Whether only some tokens are learned: those that the assistant says in a chat."""
+        return self.facts.settings.masked
 
     @property
     def n_tokens(self) -> int:
@@ -106,12 +130,7 @@ class TokenDataset:
         Bits per byte of some predicted tokens is the sum of their losses, in bits, over the sum of
         `token_bytes[labels]`.
         """
-        tokenizer = self.tokenizer
-        counts = (
-            0 if tokenizer.is_special(index) else len(tokenizer.token_bytes(index))
-            for index in range(self.vocab_size)
-        )
-        return np.fromiter(counts, dtype=np.int64, count=self.vocab_size)
+        return token_sizes(self.tokenizer)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -124,10 +143,43 @@ class TokenDataset:
 
     def read(self, document: int, start: int, stop: int) -> Tokens:
         """Return tokens start … stop − 1 of a document; fewer where it ends before."""
-        shard = int(np.searchsorted(self._first, document, side="right")) - 1
         stop = min(stop, int(self.lengths[document]))
         first = int(self._starts[document])
-        return self._shards[shard][first + start : first + stop]
+        return self._shards[self._shard_of(document)][first + start : first + stop]
+
+    def read_learned(self, document: int, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which of the tokens that `read` gives are learned."""
+        stop = min(stop, int(self.lengths[document]))
+        if not self.masked:
+            return np.ones(stop - start, dtype=np.bool_)
+        first = int(self._starts[document])
+        return self._runs[self._shard_of(document)].within(first + start, first + stop)
+
+    def count_learned(self, documents: Numbers, starts: Numbers, stops: Numbers) -> Numbers:
+        """Return how many of the tokens starts[i] … stops[i] − 1 of documents[i] are learned, (n,).
+
+        A stretch may reach beyond its document's end, and counts up to there.
+        """
+        stops = np.minimum(stops, self.lengths[documents])
+        if not self.masked:
+            return stops - starts
+        counts = np.zeros(len(documents), dtype=np.int64)
+        first = self._starts[documents]
+        shards = np.searchsorted(self._first, documents, side="right") - 1
+        for shard in np.unique(shards):
+            at = shards == shard
+            counts[at] = self._runs[shard].count(first[at] + starts[at], first[at] + stops[at])
+        return counts
+
+    def _shard_of(self, document: int) -> int:
+        return int(np.searchsorted(self._first, document, side="right")) - 1
+
+
+def _learned(path: Path, tokens: int) -> LearnedRuns:
+    try:
+        return LearnedRuns(map_array(path, "int64"), tokens)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _fit(borders: NDArray[np.generic], tokens: Tokens, documents: int, count: int) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Document:
-    """A text of its own, or one part of a text that is longer than the limit.
+    """A text of its own, or one part of a text that is longer than the limit; or a chat as JSON.
 
     The parts of one document have its id, count from 0, and the one that ends it is `last`.
     """

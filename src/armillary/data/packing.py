@@ -32,8 +32,9 @@ class Batch:
     """Rows of tokens, each array (B, T) of int64.
 
     tokens      ids; the end token where a row is filled up
-    labels      the next token of the same document; IGNORED (−100) after its last token and where
-                a row is filled up. It goes by the length, so that labels that are end tokens stay
+    labels      the next token of the same document; IGNORED (−100) after its last token, where that
+                token is not learned (of a chat only the answers are) and where a row is filled up.
+                It goes by the length, so that labels that are end tokens stay
     documents   0, 1, … within a row; −1 where it is filled up
     positions   counted from 0 in each piece of a document
     """
@@ -73,7 +74,10 @@ class Report:
     padding     places of rows that hold no token
     dropped     tokens that stand in no row (those beyond T, when cropped)
     cut         documents longer than T
-    targets     tokens that are predicted: all but the first of each document, when packed
+    targets     tokens that are predicted: all but the first of each document, when packed; of chats
+                those that are learned
+    unlabelled  rows in which nothing is predicted, such as a chat whose answers were cropped away.
+                Their loss is 0
     """
 
     rows: int
@@ -84,6 +88,7 @@ class Report:
     dropped: int
     cut: int
     targets: int
+    unlabelled: int
 
     @property
     def waste(self) -> float:
@@ -211,7 +216,10 @@ class PackedBatches:
     def _reported(self) -> Report:
         lengths, plan = self.dataset.lengths, self._plan
         placed = int(plan.lengths.sum())
-        ends = plan.starts + plan.lengths == lengths[plan.documents]
+        # The label of a piece's last token is the first one beyond it.
+        targets = self.dataset.count_learned(
+            plan.documents, plan.starts + 1, plan.starts + plan.lengths + 1
+        )
         return Report(
             rows=self.n_rows,
             length=self.length,
@@ -220,7 +228,8 @@ class PackedBatches:
             padding=self.n_rows * self.length - placed,
             dropped=int(lengths.sum()) - placed,
             cut=int((lengths > self.length).sum()),
-            targets=placed - int(ends.sum()),
+            targets=int(targets.sum()),
+            unlabelled=int((np.add.reduceat(targets, plan.rows[:-1]) == 0).sum()),
         )
 
     @property
@@ -279,12 +288,16 @@ class PackedBatches:
         plan, begin = self._plan, 0
         first = int(plan.rows[row])
         for number in range(first, int(plan.rows[row + 1])):
-            size, start = int(plan.lengths[number]), int(plan.starts[number])
+            document, start = int(plan.documents[number]), int(plan.starts[number])
+            size = int(plan.lengths[number])
             # One more than the piece: the label of its last token, unless the document ends there.
-            read = self.dataset.read(int(plan.documents[number]), start, start + size + 1)
+            read = self.dataset.read(document, start, start + size + 1)
             end = begin + size
             batch.tokens[place, begin:end] = read[:size]
-            batch.labels[place, begin : begin + len(read) - 1] = read[1:]
+            labels = batch.labels[place, begin : begin + len(read) - 1]
+            labels[:] = read[1:]
+            if self.dataset.masked:
+                labels[~self.dataset.read_learned(document, start + 1, start + size + 1)] = IGNORED
             batch.documents[place, begin:end] = number - first
             batch.positions[place, begin:end] = np.arange(size)
             begin = end

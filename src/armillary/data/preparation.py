@@ -23,17 +23,27 @@ from pydantic import ValidationError
 
 from armillary.data import prepared
 from armillary.data.documents import Document, Event, Skipped
+from armillary.data.encoders import EncoderSettings, Result, chat_template
 from armillary.data.prepared import Facts, Settings, Shard, Split
-from armillary.data.shards import PARTIAL, ShardWriter, narrowest
-from armillary.data.sources import PART_BYTES, Format, Source, find_sources, read_source
+from armillary.data.shards import ShardWriter, narrowest
+from armillary.data.sources import CHAT, PART_BYTES, Format, Source, find_sources, read_source
 from armillary.data.tally import Step, Tally
-from armillary.data.workers import Batch, Result, encoding
+from armillary.data.workers import Batch, encoding
 from armillary.errors import UserError
-from armillary.files import read_json, sha256, write_json, write_manifest
+from armillary.files import (
+    PARTIAL,
+    as_user_error,
+    read_json,
+    sha256,
+    write_json,
+    write_manifest,
+)
 from armillary.tokenizer import Tokenizer
 
 SHARD_TOKENS = 1 << 26
+_TEXT, _MESSAGES = "text", "messages"
 _BATCH_BYTES, _BATCH_DOCUMENTS = 1 << 18, 256
+_GO_ON = "full shards are kept, and the same command goes on from them"
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ def prepare(
     tokenizer: Tokenizer,
     out: str | Path,
     *,
-    field: str = "text",
+    field: str | None = None,
     format: Format = "auto",
     validation: float = 0.01,
     seed: int = 0,
@@ -68,7 +78,10 @@ def prepare(
     """Turn the documents of the sources into token shards in the directory `out`.
 
     sources         see `find_sources`
-    field           the key of JSON lines, or the column of a table, that holds the text
+    field           the key of JSON lines, or the column of a table, that holds the text, or of a
+                    chat the list of messages; "text" or "messages" when left out
+    format          see `find_sources`; "chat" for records that hold chats, which the tokenizer's
+                    template writes, and of which the assistant's answers are learned
     validation      share of documents held out: those whose id, hashed with the seed, falls below
                     it, so that more documents do not move the others
     end_token       what ends each document; the tokenizer's own end token when left out
@@ -84,16 +97,21 @@ def prepare(
     when they are not, when nothing is found, and where `out` cannot be written.
     """
     _check(validation, part_bytes, shard_tokens, workers)
+    template = None
+    if format == CHAT:
+        chat_template(tokenizer)  # refuses a template that none of the chats could be written by
+        template = prepared.chat_template_checksum(tokenizer)
     out = Path(os.path.abspath(out))
     settings = Settings(
         sources=[_printable(name) for name in sources],
-        field=field,
+        field=field or (_MESSAGES if format == CHAT else _TEXT),
         format=format,
         seed=seed,
         validation=float(validation),
         part_bytes=part_bytes,
         shard_tokens=shard_tokens,
         tokenizer_sha256=prepared.tokenizer_checksum(tokenizer),
+        chat_template_sha256=template,
         end_id=_end_id(tokenizer, end_token),
     )
     files = find_sources(sources, format)
@@ -102,7 +120,7 @@ def prepare(
         shutil.rmtree(work, ignore_errors=True)
         return done
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(work), _as_user_error(out):
+    with _alone(work), as_user_error(out, _GO_ON):
         preparation = _Preparation(work, settings, files, tokenizer.vocab_size, strict, progress)
         preparation.begin(tokenizer)
         preparation.run(workers or _cores())
@@ -191,17 +209,6 @@ def _alone(work: Path) -> Iterator[None]:
             yield
     except filelock.Timeout as error:
         raise UserError(f"{work}: another process is preparing there; wait for it") from error
-
-
-@contextlib.contextmanager
-def _as_user_error(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{out}: cannot be written: {error.strerror or error}; full shards are kept, and the "
-            "same command goes on from them"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -294,8 +301,8 @@ class _Preparation:
 
     def _count(self, step: Step) -> None:
         self._done.add(step.tally)
-        for split, (documents, tokens, _) in step.tally.splits.items():
-            shard = Shard(index=self._index, documents=documents, tokens=tokens)
+        for split, counts in step.tally.splits.items():
+            shard = Shard(index=self._index, documents=counts.documents, tokens=counts.tokens)
             self._shards[split].append(shard)
         self._place = _Place(step.file, step.events)
 
@@ -305,12 +312,13 @@ class _Preparation:
     def run(self, workers: int) -> None:
         """Read on to the end, committing step after step."""
         started, resumed = time.monotonic(), int(self._starts[self._place.file])
-        with encoding(
+        encoder = EncoderSettings(
             self._data / prepared.TOKENIZER / "tokenizer.json",
             self._settings.end_id,
-            self._dtype,
-            workers,
-        ) as encode:
+            self._dtype.name,
+            chats=self._settings.masked,
+        )
+        with encoding(encoder, workers) as encode:
             for batch, results in encode(_batches(self._events())):
                 self._write(batch, results)
                 self._say(batch.note[-1], resumed, started)
@@ -328,41 +336,48 @@ class _Preparation:
 
             first = self._place.events if number == self._place.file else 0
             events = read_source(
-                source, field=self._settings.field, limit=self._settings.part_bytes, moved=moved
+                source,
+                field=self._settings.field,
+                chats=self._settings.masked,
+                limit=self._settings.part_bytes,
+                moved=moved,
             )
             for count, event in enumerate(islice(events, first, None), first + 1):
                 done = int(self._starts[number]) + int(read * source.size)
                 yield _Placed(event, _Place(number, count), done)
 
     def _write(self, batch: Batch[list["_Placed"]], results: list[Result]) -> None:
-        ids = iter(results)
+        encoded = iter(results)
         for placed in batch.note:
             event = placed.event
             if isinstance(event, Document):
-                self._write_document(event, next(ids))
+                self._write_document(event, next(encoded))
             else:
                 self._skip(event)
             between = self._writing is None and self._refused is None
             if between and self._tokens_open() >= self._settings.shard_tokens:
                 self._commit(placed.place)
 
-    def _write_document(self, document: Document, ids: Result) -> None:
+    def _write_document(self, document: Document, encoded: Result) -> None:
         if document.id == self._refused:
             self._refused = None if document.last else document.id
             return
-        if isinstance(ids, str):
-            self._skip(Skipped(document.id, "cannot be encoded", ids))
+        if isinstance(encoded, Skipped):
+            self._skip(encoded)
             self._refused = None if document.last else document.id
             return
         writer = self._writer(document.id)
         if document.part == 0:
             self._bytes_of_document = 0
-        writer.append(ids)
-        self._bytes_of_document += len(document.text.encode())
+        writer.append(encoded.ids, encoded.runs)
+        self._bytes_of_document += encoded.size
         self._writing = None if document.last else document.id
         if document.last:
             self._tally.add_document(
-                self._split(document.id), writer.end_document(), self._bytes_of_document
+                self._split(document.id),
+                tokens=writer.end_document(),
+                size=self._bytes_of_document,
+                learned=encoded.learned,
             )
 
     def _skip(self, event: Skipped) -> None:
@@ -383,7 +398,9 @@ class _Preparation:
         split = self._split(document_id)
         if split not in self._open:
             # A split's shards are numbered by step, so a step in which it has no document has none.
-            self._open[split] = ShardWriter(self._data / split, self._index, self._dtype)
+            self._open[split] = ShardWriter(
+                self._data / split, self._index, self._dtype, masked=self._settings.masked
+            )
         return self._open[split]
 
     def _tokens_open(self) -> int:
@@ -413,8 +430,8 @@ class _Preparation:
                 bytes_read=last.bytes_read,
                 bytes_total=int(self._starts[-1]),
                 resumed_bytes=resumed,
-                documents=sum(documents for documents, _, _ in counts),
-                tokens=sum(tokens for _, tokens, _ in counts),
+                documents=sum(split.documents for split in counts),
+                tokens=sum(split.tokens for split in counts),
                 skipped=sum(
                     facts.count
                     for tally in (self._done, self._tally)
@@ -437,9 +454,13 @@ class _Preparation:
             source_bytes=int(self._starts[-1]),
             splits={
                 name: Split(
-                    documents=documents, tokens=tokens, bytes=size, shards=self._shards[name]
+                    documents=counts.documents,
+                    tokens=counts.tokens,
+                    bytes=counts.bytes,
+                    learned=counts.learned if self._settings.masked else None,
+                    shards=self._shards[name],
                 )
-                for name, (documents, tokens, size) in sorted(self._done.splits.items())
+                for name, counts in sorted(self._done.splits.items())
             },
             lengths=dict(sorted(self._done.lengths.items(), key=lambda entry: int(entry[0]))),
             skipped=dict(sorted(self._done.skipped.items())),

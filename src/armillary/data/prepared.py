@@ -3,7 +3,7 @@
 manifest.json        every file with its size and SHA-256
 dataset.json         settings, counts, lengths, what was skipped and why
 tokenizer/           the tokenizer that the ids are of
-train/ validation/   00000.tokens.npy and 00000.offsets.npy, and so on
+train/ validation/   00000.tokens.npy and 00000.offsets.npy, of chats 00000.learned.npy, and so on
 """
 
 import hashlib
@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from armillary.errors import UserError
@@ -32,9 +34,10 @@ class _Model(BaseModel):
 class Settings(_Model):
     """What decides a prepared directory's content, beside the content of its sources.
 
-    tokenizer_sha256   of the tokenizer's file and of what it puts before a text
-    end_id             the token after each document
-    validation         share of the documents that is held out
+    tokenizer_sha256       of the tokenizer's file and of what it puts before a text
+    chat_template_sha256   of the template that chats were written by; null where there are none
+    end_id                 the token after each document
+    validation             share of the documents that is held out
     """
 
     sources: list[str]
@@ -45,7 +48,13 @@ class Settings(_Model):
     part_bytes: int
     shard_tokens: int
     tokenizer_sha256: str
+    chat_template_sha256: str | None = None
     end_id: int
+
+    @property
+    def masked(self) -> bool:
+        """Whether only some tokens are learned: those that the assistant says in a chat."""
+        return self.chat_template_sha256 is not None
 
     def differences(self, others: Mapping[str, object]) -> list[str]:
         """Return a phrase for each of the others' entries that is not what this one has."""
@@ -66,11 +75,16 @@ class Shard(_Model):
 
 
 class Split(_Model):
-    """Counts of one split; `bytes` are those of its documents' texts in UTF-8."""
+    """Counts of one split.
+
+    bytes     of its documents' texts in UTF-8
+    learned   tokens that are learned, of chats; null of texts, which are learned as a whole
+    """
 
     documents: int
     tokens: int
     bytes: int
+    learned: int | None = None
     shards: list[Shard]
 
 
@@ -134,6 +148,21 @@ def tokenizer_checksum(tokenizer: Tokenizer) -> str:
         digest = hashlib.sha256((Path(directory) / "tokenizer.json").read_bytes())
     digest.update(repr(tokenizer.begin([])).encode())
     return digest.hexdigest()
+
+
+def chat_template_checksum(tokenizer: Tokenizer) -> str | None:
+    """Return the SHA-256 of the template that chats are written by; None where there is none."""
+    template = tokenizer.chat_template
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
+
+
+def token_sizes(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Return the bytes of text that each id stands for, (V,); none for control tokens."""
+    counts = (
+        0 if tokenizer.is_special(index) else len(tokenizer.token_bytes(index))
+        for index in range(tokenizer.vocab_size)
+    )
+    return np.fromiter(counts, dtype=np.int64, count=tokenizer.vocab_size)
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,7 @@
-"""Documents out of files of records: JSON lines, Parquet, and data sets of the Hub."""
+"""Documents out of files of records: JSON lines, Parquet, and data sets of the Hub.
+
+What becomes of a record's field, a text or a chat, is the `Reader`'s to say.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,14 +9,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from armillary.data.compressed import DAMAGE
-from armillary.data.documents import Event, Skipped, decoded, in_parts
+from armillary.data.documents import Event, Skipped, decoded
 from armillary.errors import UserError
+
+# What becomes of a field's value, given the record's id.
+Reader = Callable[[str, object], Iterator[Event]]
 
 LINE_LIMIT = 64 << 20  # bytes; a line of JSON can only be read whole
 _ROWS = 64
 
 
-def read_json_lines(stream: BinaryIO, name: str, field: str, limit: int) -> Iterator[Event]:
+def read_json_lines(stream: BinaryIO, name: str, field: str, read: Reader) -> Iterator[Event]:
     """One document a line, with the id `name:line`; lines count from 1."""
     number = 0
     while True:
@@ -30,7 +36,7 @@ def read_json_lines(stream: BinaryIO, name: str, field: str, limit: int) -> Iter
         except DAMAGE as error:
             yield Skipped(place, "damaged compression", f"nothing more is read: {error}")
             return
-        yield from _from_line(line, place, field, limit)
+        yield from _from_line(line, place, field, read)
 
 
 def _to_line_end(stream: BinaryIO) -> None:
@@ -38,7 +44,7 @@ def _to_line_end(stream: BinaryIO) -> None:
         pass
 
 
-def _from_line(line: bytes, place: str, field: str, limit: int) -> Iterator[Event]:
+def _from_line(line: bytes, place: str, field: str, read: Reader) -> Iterator[Event]:
     text = decoded(line, place, encoding="utf-8-sig")
     if isinstance(text, Skipped):
         yield text
@@ -53,16 +59,16 @@ def _from_line(line: bytes, place: str, field: str, limit: int) -> Iterator[Even
     except ValueError as error:
         yield Skipped(place, "broken JSON", str(error))
     else:
-        yield from _from_record(record, place, field, limit)
+        yield from _from_record(record, place, field, read)
 
 
-def _from_record(record: Any, place: str, field: str, limit: int) -> Iterator[Event]:
+def _from_record(record: Any, place: str, field: str, read: Reader) -> Iterator[Event]:
     if not isinstance(record, dict):
         yield Skipped(place, "broken JSON", f"an object is wanted, not {type(record).__name__}")
     elif field not in record:
         yield _no_field(place, field, record)
     else:
-        yield from in_parts(place, record[field], limit)
+        yield from read(place, record[field])
 
 
 def _no_field(place: str, field: str, names: Any) -> Skipped:
@@ -71,7 +77,7 @@ def _no_field(place: str, field: str, names: Any) -> Skipped:
 
 
 def read_parquet(
-    path: Path, name: str, field: str, limit: int, moved: Callable[[float], None]
+    path: Path, name: str, field: str, read: Reader, moved: Callable[[float], None]
 ) -> Iterator[Event]:
     """One document a row, with the id `name:row`; rows count from 1, as lines do.
 
@@ -93,18 +99,17 @@ def read_parquet(
                 return
             rows = file.metadata.num_rows
             for batch in file.iter_batches(_ROWS, columns=[field], use_threads=False):
-                column = _as_bytes(pyarrow, batch.column(0))
-                for value in column:
+                for value in _scalars(pyarrow, batch.column(0)):
                     number += 1
-                    yield from _from_value(value, f"{name}:{number}", limit)
+                    yield from _from_value(value, f"{name}:{number}", read)
                 moved(number / rows)
     except (pyarrow.ArrowException, OSError) as error:
         message = " ".join(str(error).split())
         yield Skipped(f"{name}:{number + 1}", "damaged Parquet", f"nothing more is read: {message}")
 
 
-def _as_bytes(pyarrow: Any, column: Any) -> list[Any]:
-    """The column's values: bytes for text, which is decoded one by one, so one fault costs one."""
+def _scalars(pyarrow: Any, column: Any) -> Iterator[Any]:
+    """The column's values, not yet converted, so that one fault costs one; text as bytes."""
     kind = column.type
     if pyarrow.types.is_dictionary(kind):
         column = column.dictionary_decode()
@@ -112,21 +117,24 @@ def _as_bytes(pyarrow: Any, column: Any) -> list[Any]:
     if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
         binary = pyarrow.large_binary() if pyarrow.types.is_large_string(kind) else pyarrow.binary()
         column = column.view(binary)
-    values: list[Any] = column.to_pylist()
-    return values
+    return iter(column)
 
 
-def _from_value(value: object, place: str, limit: int) -> Iterator[Event]:
+def _from_value(scalar: Any, place: str, read: Reader) -> Iterator[Event]:
+    try:
+        value = scalar.as_py()
+    except UnicodeDecodeError as error:  # of a text inside a list
+        yield Skipped(place, "invalid UTF-8", f"at byte {error.start} of a text in it")
+        return
     if isinstance(value, bytes):
-        text = decoded(value, place)
-        if isinstance(text, Skipped):
-            yield text
+        value = decoded(value, place)
+        if isinstance(value, Skipped):
+            yield value
             return
-        value = text
-    yield from in_parts(place, value, limit)
+    yield from read(place, value)
 
 
-def read_hub(name: str, field: str, limit: int) -> Iterator[Event]:
+def read_hub(name: str, field: str, read: Reader) -> Iterator[Event]:
     """One document a row of `hub:owner/name[/configuration][@revision]`, its training split."""
     try:
         import datasets
@@ -148,7 +156,7 @@ def read_hub(name: str, field: str, limit: int) -> Iterator[Event]:
             streaming=True,
         )
         for number, record in enumerate(rows, 1):
-            yield from _from_record(record, f"{name}:{number}", field, limit)
+            yield from _from_record(record, f"{name}:{number}", field, read)
     except (OSError, ValueError, RuntimeError) as error:
         # A stream that breaks off is not the end of the data: stop, and go on when run again.
         message = " ".join(str(error).split())

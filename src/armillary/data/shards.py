@@ -1,7 +1,8 @@
 """Shards: tokens in one .npy file, the borders of their documents in another beside it.
 
-Tokens are written as they come, so that memory does not grow with the shard; the header, which has
-room for any count, is written once more at the end.
+Where documents are chats, the runs of tokens that are learned are in a third (`learned`). Tokens
+are written as they come, so that memory does not grow with the shard; the header, which has room
+for any count, is written once more at the end.
 """
 
 import os
@@ -13,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.errors import UserError
+from armillary.files import PARTIAL
 
 Tokens = NDArray[np.unsignedinteger]
-PARTIAL = ".partial"  # what a file is called while it is written, here and in files.py
 
 
 class _HeaderWriter(Protocol):
@@ -37,21 +38,35 @@ def offsets_name(index: int) -> str:
     return f"{index:05d}.offsets.npy"
 
 
+def learned_name(index: int) -> str:
+    """Return the name of a shard's runs of learned tokens."""
+    return f"{index:05d}.learned.npy"
+
+
 class ShardWriter:
     """Writes one shard, document by document; it is there when `close` has ended, and not before.
 
     A document is appended in one piece or several and ended by `end_document`; `drop_document`
-    takes back what was appended since.
+    takes back what was appended since. With `masked` it says which tokens are learned.
     """
 
-    def __init__(self, directory: Path, index: int, dtype: np.dtype[np.unsignedinteger]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        index: int,
+        dtype: np.dtype[np.unsignedinteger],
+        *,
+        masked: bool = False,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._tokens_path = directory / tokens_name(index)
         self._offsets_path = directory / offsets_name(index)
         self._dtype = dtype
         self._file = self._tokens_path.with_suffix(PARTIAL).open("wb")
         self._start = _write_header(self._file, dtype, 0)
+        self._learned_path = directory / learned_name(index) if masked else None
         self._offsets = array("q", [0])
+        self._runs = array("q")
         self.tokens = 0
 
     @property
@@ -59,8 +74,10 @@ class ShardWriter:
         """Documents that have ended."""
         return len(self._offsets) - 1
 
-    def append(self, ids: Tokens) -> None:
-        """Add tokens to the document that is being written."""
+    def append(self, ids: Tokens, runs: NDArray[np.int64] | None = None) -> None:
+        """Add tokens to the document that is being written, and the runs (2·r,) learned of them."""
+        if runs is not None:
+            self._runs.extend((runs + self.tokens).tolist())
         self._file.write(ids.astype(self._dtype, copy=False).tobytes())
         self.tokens += len(ids)
 
@@ -73,6 +90,8 @@ class ShardWriter:
     def drop_document(self) -> None:
         """Take back what was appended since the last document ended."""
         self.tokens = self._offsets[-1]
+        while self._runs and self._runs[-1] > self.tokens:
+            del self._runs[-2:]
         self._file.seek(self._start + self.tokens * self._dtype.itemsize)
         self._file.truncate()
 
@@ -82,16 +101,16 @@ class ShardWriter:
         self._tokens_path.with_suffix(PARTIAL).unlink()
 
     def close(self) -> list[Path]:
-        """Put both files in their places and return them."""
+        """Put the files in their places and return them."""
         self._file.seek(0)
         if _write_header(self._file, self._dtype, self.tokens) != self._start:
             raise RuntimeError("the .npy header did not keep its length")
         _finish(self._file, self._tokens_path)
-        offsets = self._offsets_path.with_suffix(PARTIAL).open("wb")
-        _write_header(offsets, np.dtype(np.int64), len(self._offsets))
-        offsets.write(np.asarray(self._offsets).astype("<i8", copy=False).tobytes())
-        _finish(offsets, self._offsets_path)
-        return [self._tokens_path, self._offsets_path]
+        _write_numbers(self._offsets_path, self._offsets)
+        if self._learned_path is None:
+            return [self._tokens_path, self._offsets_path]
+        _write_numbers(self._learned_path, self._runs)
+        return [self._tokens_path, self._offsets_path, self._learned_path]
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype[np.generic], count: int) -> int:
@@ -99,6 +118,13 @@ def _write_header(file: BinaryIO, dtype: np.dtype[np.generic], count: int) -> in
     little = dtype.newbyteorder("<")
     write(file, {"descr": little.str, "fortran_order": False, "shape": (count,)})
     return file.tell()
+
+
+def _write_numbers(path: Path, numbers: "array[int]") -> None:
+    file = path.with_suffix(PARTIAL).open("wb")
+    _write_header(file, np.dtype(np.int64), len(numbers))
+    file.write(np.asarray(numbers).astype("<i8", copy=False).tobytes())
+    _finish(file, path)
 
 
 def _finish(file: BinaryIO, path: Path) -> None:

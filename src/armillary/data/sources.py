@@ -12,22 +12,25 @@ import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from armillary.data.chats import read_chat
 from armillary.data.compressed import DAMAGE, open_decompressed
-from armillary.data.documents import Document, Event, Skipped, cut, decoded
+from armillary.data.documents import Document, Event, Skipped, cut, decoded, in_parts
 from armillary.data.records import read_hub, read_json_lines, read_parquet
 from armillary.errors import UserError
 
 PYTHON_STDLIB = "python-stdlib"
 HUB = "hub:"
+CHAT = "chat"
 PART_BYTES = 1 << 20
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _STDLIB_LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages"})
 
-Format = Literal["auto", "text", "jsonl", "parquet"]
+Format = Literal["auto", "text", "jsonl", "parquet", "chat"]
 Moved = Callable[[float], None]
 
 
@@ -60,7 +63,9 @@ def find_sources(arguments: Sequence[str], format: Format = "auto") -> list[Sour
     An argument is a file, a directory (every file in it and below, hidden ones left out), a pattern
     (`**` goes into directories), `python-stdlib` or `hub:owner/name[/configuration][@revision]`.
     A file that is meant twice is read once. The format is told by the name's ending unless it is
-    given: .jsonl and .ndjson, .parquet, anything else is text; each may end in .gz or .zst.
+    given: .jsonl and .ndjson, .parquet, anything else is text; each may end in .gz or .zst. With
+    the format "chat" the records of .parquet and of the Hub are chats, and so are the lines of any
+    other file.
     Raises UserError for an argument that means nothing.
     """
     found: dict[str, Source] = {}
@@ -80,28 +85,31 @@ def read_source(
     source: Source,
     *,
     field: str = "text",
+    chats: bool = False,
     limit: int = PART_BYTES,
     moved: Moved = lambda _: None,
 ) -> Iterator[Event]:
     """Yield the documents of a source, and a `Skipped` for each thing that is none.
 
     field   the key of JSON lines, or the column of a table, that holds the text
+    chats   whether it holds a list of messages instead
     limit   bytes of UTF-8 text in one part of a longer document; it is cut at a line end where
             there is one
     moved   called now and then with the share of the source that is read, 0 to 1
     The same source gives the same events. Raises UserError where a library is missing.
     """
+    read = read_chat if chats else partial(in_parts, limit=limit)
     if source.path is None:
-        yield from read_hub(source.name, field, limit)
+        yield from read_hub(source.name, field, read)
         return
     if source.kind == "parquet":
-        yield from read_parquet(source.path, source.name, field, limit, moved)
+        yield from read_parquet(source.path, source.name, field, read, moved)
         return
     try:
         with contextlib.closing(_Counted(source.path, source.size, moved)) as raw:
             stream = open_decompressed(io.BufferedReader(raw, 1 << 20), source.compression)
             if source.kind == "jsonl":
-                yield from read_json_lines(stream, source.name, field, limit)
+                yield from read_json_lines(stream, source.name, field, read)
             else:
                 yield from _read_text(stream, source.name, limit)
     except OSError as error:
@@ -110,6 +118,8 @@ def read_source(
 
 def _meant_by(argument: str, format: Format) -> Iterator[Source]:
     if argument == PYTHON_STDLIB:
+        if format == CHAT:
+            raise UserError(f"{argument}: holds no chats; leave out --format chat")
         yield from _standard_library()
     elif argument.startswith(HUB):
         yield Source(argument, None, "hub")
@@ -142,12 +152,18 @@ def _tree(directory: Path) -> Iterator[Path]:
 def _file(path: Path, format: Format) -> Source:
     compression = _COMPRESSED.get(path.suffix.lower(), "")
     inner = path.with_suffix("") if compression else path
-    kind = _FORMATS.get(inner.suffix.lower(), "text") if format == "auto" else format
+    kind = _kind(inner.suffix.lower(), format)
     if kind == "parquet" and compression:
         raise UserError(f"{path}: Parquet inside {compression} cannot be read in parts; unpack it")
     # A name that is no UTF-8 is written with escapes, since ids go into JSON files.
     name = os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
     return Source(name, path, kind, compression, path.stat().st_size)
+
+
+def _kind(ending: str, format: Format) -> str:
+    if format == CHAT:
+        return "parquet" if ending == ".parquet" else "jsonl"
+    return _FORMATS.get(ending, "text") if format == "auto" else format
 
 
 def _standard_library() -> Iterator[Source]:

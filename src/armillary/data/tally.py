@@ -1,28 +1,39 @@
 """What a preparation counts, step by step, as data that is written beside each committed step."""
 
+from typing import NamedTuple
+
 from pydantic import BaseModel, ConfigDict
 
 from armillary.data.documents import Skipped
 from armillary.data.prepared import EXAMPLES, Example, SkippedFacts
 
 
+class Counts(NamedTuple):
+    """What one split holds; `bytes` are of text, `learned` tokens of chats."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    learned: int = 0
+
+
 class Tally(BaseModel):
     """Counts of one step, or of several put together.
 
-    splits    documents, tokens and bytes of text of each split
+    splits    what each split holds
     lengths   documents by the power of two that their tokens reach
     skipped   by reason
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    splits: dict[str, tuple[int, int, int]] = {}
+    splits: dict[str, Counts] = {}
     lengths: dict[str, int] = {}
     skipped: dict[str, SkippedFacts] = {}
 
-    def add_document(self, split: str, tokens: int, size: int) -> None:
+    def add_document(self, split: str, tokens: int, size: int, learned: int) -> None:
         """Count a document of `tokens` tokens, `size` bytes of text long."""
-        self._add_counts(split, (1, tokens, size))
+        self._add_counts(split, Counts(1, tokens, size, learned))
         _add(self.lengths, str(1 << (tokens.bit_length() - 1)), 1)
 
     def add_skipped(self, event: Skipped) -> None:
@@ -50,9 +61,9 @@ class Tally(BaseModel):
         ]
         return "; ".join(["the sources hold no documents", *reasons])
 
-    def _add_counts(self, split: str, more: tuple[int, int, int]) -> None:
-        documents, tokens, size = self.splits.get(split, (0, 0, 0))
-        self.splits[split] = (documents + more[0], tokens + more[1], size + more[2])
+    def _add_counts(self, split: str, more: Counts) -> None:
+        had = self.splits.get(split, Counts())
+        self.splits[split] = Counts(*map(sum, zip(had, more, strict=True)))
 
     def _add_facts(self, reason: str, more: SkippedFacts) -> None:
         facts = self.skipped.get(reason, SkippedFacts(count=0, examples=[]))

@@ -1,4 +1,4 @@
-"""Texts → ids in several processes, in order.
+"""Documents → ids in several processes, in order.
 
 Each worker is a fresh process with a tokenizer of its own, whose library runs on one thread. What
 comes out does not depend on their number.
@@ -8,50 +8,20 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from armillary.data.documents import Document
-from armillary.data.shards import Tokens
+from armillary.data.encoders import ChatEncoder, EncoderSettings, Result, TextEncoder
 from armillary.errors import UserError
-from armillary.tokenizer import Tokenizer
 
 T = TypeVar("T")
-Result = Tokens | str  # ids, or why there are none
-
-
-class TextEncoder:
-    """Encodes documents: what begins a text before the first part, the end token after the last.
-
-    Text stays text: a control token that is written in a document is spelt out.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, end_id: int, dtype: np.dtype[np.unsignedinteger]
-    ) -> None:
-        self._tokenizer, self._end_id, self._dtype = tokenizer, end_id, dtype
-
-    def __call__(self, documents: list[Document]) -> list[Result]:
-        """Return the ids of each document, or one line that says why it has none."""
-        return [self._encode(document) for document in documents]
-
-    def _encode(self, document: Document) -> Result:
-        try:
-            ids = self._tokenizer.encode_parts([document.text])
-        except UserError as error:
-            return str(error)
-        if document.part == 0:
-            ids = self._tokenizer.begin(ids)
-        if document.last:
-            ids.append(self._end_id)
-        return np.array(ids, dtype=self._dtype)
 
 
 class Batch(Generic[T]):
@@ -63,22 +33,22 @@ class Batch(Generic[T]):
 
 @contextlib.contextmanager
 def encoding(
-    tokenizer: Path, end_id: int, dtype: np.dtype[np.unsignedinteger], workers: int
+    settings: EncoderSettings, workers: int
 ) -> Iterator[Callable[[Iterable[Batch[T]]], Iterator[tuple[Batch[T], list[Result]]]]]:
-    """Give a function from batches to batches with their ids, in order, few of them at a time.
+    """Give a function from batches to batches with what they become, in order, few at a time.
 
     With one worker everything happens in this process. Raises UserError where a worker dies.
     """
     if workers == 1:
-        encode = TextEncoder(Tokenizer.from_file(tokenizer), end_id, dtype)
-        yield lambda batches: ((batch, encode(batch.documents)) for batch in batches)
+        encoder = settings.build()
+        yield lambda batches: ((batch, [*map(encoder, batch.documents)]) for batch in batches)
         return
     pool = ProcessPoolExecutor(
         workers,
         # A forked copy of a process that runs threads can hang.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start,
-        initargs=(tokenizer, end_id, dtype.name),
+        initargs=(settings,),
     )
     try:
         yield lambda batches: _in_order(pool, batches, 2 * workers + 2)
@@ -96,7 +66,8 @@ def _in_order(
 ) -> Iterator[tuple[Batch[T], list[Result]]]:
     waiting: deque[tuple[Batch[T], Future[list[Result]]]] = deque()
     for batch in batches:
-        waiting.append((batch, pool.submit(_encode, batch.documents)))
+        with _program_left_alone():  # submitting starts workers
+            waiting.append((batch, pool.submit(_encode, batch.documents)))
         if len(waiting) >= at_once:
             first, future = waiting.popleft()
             yield first, future.result()
@@ -105,16 +76,30 @@ def _in_order(
         yield first, future.result()
 
 
-_encoder: TextEncoder
+@contextlib.contextmanager
+def _program_left_alone() -> Iterator[None]:
+    """Keep workers that are started from importing the program that runs, which they do not need.
+
+    A script without a guard around what it does would do it again in each of them.
+    """
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
 
 
-def _start(tokenizer: Path, end_id: int, dtype: str) -> None:
+_encoder: TextEncoder | ChatEncoder
+
+
+def _start(settings: EncoderSettings) -> None:
     """Make this process a worker, which ends when its parent does, however that ends."""
     global _encoder  # noqa: PLW0603 - a worker's state is the process's
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder = TextEncoder(Tokenizer.from_file(tokenizer), end_id, np.dtype(dtype))
+    _encoder = settings.build()
 
 
 def _end_with_parent() -> None:
@@ -125,4 +110,4 @@ def _end_with_parent() -> None:
 
 
 def _encode(documents: list[Document]) -> list[Result]:
-    return _encoder(documents)
+    return [*map(_encoder, documents)]

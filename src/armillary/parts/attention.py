@@ -46,6 +46,20 @@ def attend(
     key/value head i // (h / h_kv). A query that may read nothing gets zeros and passes no
     gradient. No T × S matrix is held, except by torch where dropout is on.
     """
+    if visibility.runs is not None:
+        run_by_run = [
+            attend(
+                q[:, :, part],
+                k[:, :, : rule.n_keys],
+                v[:, :, : rule.n_keys],
+                rule,
+                scale=scale,
+                soft_cap=soft_cap,
+                dropout=dropout,
+            )
+            for part, rule in visibility.by_run()
+        ]
+        return torch.cat(run_by_run, dim=2)
     if soft_cap is None and visibility.is_plainly_causal and q.shape[2] > 1:
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, dropout_p=dropout, enable_gqa=True
@@ -132,9 +146,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, T, d) → (B, T, d); `store` holds the keys and values of earlier tokens."""
         config = self.config
-        q = self._heads(self.q(x), config.n_heads)
-        k = self._heads(self.k(x), config.n_kv_heads)
-        v = self._heads(self.v(x), config.n_kv_heads)
+        q, k, v = self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
@@ -153,6 +165,6 @@ class Attention(nn.Module):
         joined: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return joined
 
-    def _heads(self, x: Tensor, n_heads: int) -> Tensor:
-        """(B, T, n_heads·d_h) → (B, n_heads, T, d_h)."""
-        return x.view(*x.shape[:-1], n_heads, self.config.d_head).transpose(1, 2)
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, T, n·d_h) → (B, n, T, d_h), of all heads or of those that are computed here."""
+        return x.view(*x.shape[:-1], -1, self.config.d_head).transpose(1, 2)

@@ -6,6 +6,7 @@ positions, and the last query stands beside the last key: with fewer queries tha
 triangle is aligned to the lower right.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,7 +34,8 @@ class Visibility:
 
     Shapes: readable (B, S), false for padding; documents (B, S), equal numbers belong together;
     allowed (1 or B, 1, T, S), the caller's own. All are combined with each other.
-    `window` w lets a query read its own key and the w − 1 before it.
+    `window` w lets a query read its own key and the w − 1 before it. `runs` are the places of the
+    queries among the keys where they are not the last ones.
     """
 
     n_queries: int
@@ -42,6 +44,7 @@ class Visibility:
     readable: Tensor | None = None
     documents: Tensor | None = None
     allowed: Tensor | None = None
+    runs: tuple[range, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.n_queries > self.n_keys:
@@ -51,7 +54,8 @@ class Visibility:
     def is_plainly_causal(self) -> bool:
         """Whether the causal triangle alone, on equal counts, says it all."""
         no_window = self.window is None or self.window >= self.n_keys
-        return no_window and self.n_queries == self.n_keys and not self.may_be_empty
+        together = self.runs is None and self.n_queries == self.n_keys
+        return no_window and together and not self.may_be_empty
 
     @property
     def may_be_empty(self) -> bool:
@@ -72,8 +76,41 @@ class Visibility:
             allowed=None if self.allowed is None else self.allowed[..., gone:],
         )
 
+    def at(self, runs: Sequence[range]) -> "Visibility":
+        """The rule for some of the queries: those at these places among the keys, in their order.
+
+        Raises ValueError when there are not as many queries as keys before.
+        """
+        if self.n_queries != self.n_keys:
+            raise ValueError(f"{self.n_queries} queries do not stand at all of {self.n_keys} keys")
+        allowed = self.allowed
+        if allowed is not None:
+            allowed = torch.cat([allowed[:, :, run.start : run.stop] for run in runs], dim=2)
+        count = sum(len(run) for run in runs)
+        return replace(self, n_queries=count, allowed=allowed, runs=tuple(runs))
+
+    def by_run(self) -> Iterator[tuple[slice, "Visibility"]]:
+        """For each of the `runs` its queries, and their rule over the keys up to the run's end."""
+        stop = 0
+        for run in self.runs or ():
+            part = slice(stop, stop := stop + len(run))
+            yield (
+                part,
+                replace(
+                    self,
+                    n_queries=len(run),
+                    n_keys=run.stop,
+                    readable=None if self.readable is None else self.readable[:, : run.stop],
+                    documents=None if self.documents is None else self.documents[:, : run.stop],
+                    allowed=None if self.allowed is None else self.allowed[:, :, part, : run.stop],
+                    runs=None,
+                ),
+            )
+
     def block(self, start: int, stop: int, device: torch.device | None = None) -> Block:
-        """The keys that queries start … stop − 1 may read."""
+        """The keys that queries start … stop − 1 may read, the last of all beside the last key."""
+        if self.runs is not None:
+            raise ValueError("the queries stand in runs; take the blocks of each (by_run)")
         shift = self.n_keys - self.n_queries
         last = shift + stop
         first = 0 if self.window is None else max(0, shift + start - self.window + 1)

@@ -12,10 +12,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from armillary.errors import CheckpointError, UserError
 from armillary.tokenizer.definition import is_byte_level, pieces
+
+Places = NDArray[np.int64]
 
 _PRIVATE = 0x10F000  # a private plane of Unicode: no case, no normal form, never in a vocabulary
 
@@ -73,13 +77,34 @@ class Encoder:
 
     def encode(self, parts: Sequence[str | int]) -> list[int]:
         """Return the ids of the parts put together. Raises UserError for invalid Unicode."""
-        text = "".join(
-            self._stand_ins[part] if isinstance(part, int) else self._checked(part)
-            for part in parts
-        )
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids = self._encoding("".join(self._texts(parts))).ids
         wanted = iter([part for part in parts if isinstance(part, int)])
         return [next(wanted) if index >= self._first_stand_in else index for index in ids]
+
+    def encode_located(self, parts: Sequence[str | int]) -> tuple[list[int], Places]:
+        """Return the ids as `encode` does, and the first and the last part each lies in, (n, 2)."""
+        texts = self._texts(parts)
+        found = self._encoding("".join(texts))
+        ids = np.array(found.ids, dtype=np.int64)
+        offsets = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+        starts = np.cumsum([0, *map(len, texts)])
+        first = np.minimum(np.searchsorted(starts, offsets[:, 0], side="right"), len(parts)) - 1
+        last = np.maximum(np.searchsorted(starts, offsets[:, 1], side="left") - 1, first)
+        # A control token by its own part: the library counts the white space it swallows to it.
+        controls = [place for place, part in enumerate(parts) if isinstance(part, int)]
+        at = ids >= self._first_stand_in
+        first[at] = last[at] = controls
+        ids[at] = [part for part in parts if isinstance(part, int)]
+        return ids.tolist(), np.stack([first, last], axis=1)
+
+    def _texts(self, parts: Sequence[str | int]) -> list[str]:
+        return [
+            self._stand_ins[part] if isinstance(part, int) else self._checked(part)
+            for part in parts
+        ]
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
+        return self._library.encode(text, add_special_tokens=False)
 
     def _checked(self, text: str) -> str:
         try:

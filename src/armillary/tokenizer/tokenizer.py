@@ -17,7 +17,7 @@ from armillary.tokenizer.definition import (
     pieces,
     space_prefix,
 )
-from armillary.tokenizer.encoder import Encoder, byte_alphabet
+from armillary.tokenizer.encoder import Encoder, Places, byte_alphabet
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -99,6 +99,14 @@ class Tokenizer:
         Nothing is put before them. Raises UserError for invalid Unicode.
         """
         return self._encoder.encode(parts)
+
+    def encode_located(self, parts: Sequence[str | int]) -> tuple[list[int], Places]:
+        """Return the ids of parts put together, and the first and the last part each lies in.
+
+        Shapes: n ids, (n, 2) numbers of parts. A token of text may reach over several parts, since
+        texts next to each other are one text. Raises UserError for invalid Unicode.
+        """
+        return self._encoder.encode_located(parts)
 
     def split_specials(self, text: str) -> list[str | int]:
         """Cut a text at the control tokens written in it, the longest where several fit."""

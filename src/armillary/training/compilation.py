@@ -16,22 +16,22 @@ from armillary.training.checkpointing import Again
 from armillary.training.native.build import NotBuiltError, kernels
 from armillary.training.native.layer import NativeForward, NativeNorm, fits, loss_kernel
 from armillary.training.objective import Objective
-from armillary.training.precision import Precision
 
 
-def compile_objective(objective: Objective, precision: Precision) -> str:
+def compile_objective(objective: Objective, compute: torch.dtype, device: torch.device) -> str:
     """Compile each layer of the decoder, in place; return a line that says what was done.
 
-    On a processor with AVX-512 BF16 that computes in bfloat16, layers of the usual kind (see
-    `armillary.training.native.layer.fits`) get kernels in C, compiled in two seconds. All others
-    are compiled by torch in the first step; layers of one kind share their code. Names of
-    parameters and state do not change. Call it last, after adapters and `checkpoint_layers`.
+    `compute` is the type of the products, `device` where the objective will be (it may be on the
+    meta device until then). On a processor with AVX-512 BF16 that computes in bfloat16, layers of
+    the usual kind (see `armillary.training.native.layer.fits`) get kernels in C, compiled in two
+    seconds. All others are compiled by torch in the first step; layers of one kind share their
+    code. Names of parameters and state do not change. Call it after adapters, `checkpoint_layers`
+    and splitting of tensors, before `fully_shard`.
     Without a working compiler (gcc or clang; torch wants a C++ compiler for processors) nothing
     changes: the objective computes the same, only slower, and the line says so.
     """
     layers = [layer for layer in objective.decoder.layers if isinstance(layer, DecoderLayer)]
-    parameter = next(objective.parameters())
-    if parameter.device.type == "cpu" and precision.dtype == torch.bfloat16:
+    if device.type == "cpu" and compute == torch.bfloat16:
         configs = objective.decoder.config.layers
         if all(fits(layer, config) for layer, config in zip(layers, configs, strict=True)):
             try:
@@ -48,7 +48,7 @@ def compile_objective(objective: Objective, precision: Precision) -> str:
                 objective.kernel = loss_kernel
                 seconds = time.perf_counter() - started
                 return f"{len(layers)} layers run on kernels compiled in {seconds:.1f} s"
-    reason = _why_not(parameter.device)
+    reason = _why_not(device)
     if reason is not None:
         return f"not compiled, which is slower: {reason}"
     for layer in layers:

@@ -4,10 +4,12 @@ One forward from tokens to a loss lets everything that hooks into modules (shard
 see the whole computation; hidden states and logits never leave it.
 """
 
+from typing import overload
+
 from torch import Tensor, nn
 
-from armillary.decoder import Decoder
-from armillary.training.loss import CHUNK, Kernel, LossSum, next_token_loss
+from armillary.decoder import Decoder, SequencePart
+from armillary.training.loss import CHUNK, Kernel, LossSum, VocabularyShare, next_token_loss
 
 
 class Objective(nn.Module):
@@ -17,7 +19,9 @@ class Objective(nn.Module):
         (loss.total / count_of_the_whole_step).backward()
 
     z_loss and chunk as in `chunked_cross_entropy`; `compile_objective` may set its `kernel`. The
-    decoder's parameters keep their names under `decoder.`.
+    decoder's parameters keep their names under `decoder.`. With a `part` of the sequences, the loss
+    is that of its places; a `share` says which part of the vocabulary the embedding and the head
+    have the rows of.
     """
 
     def __init__(self, decoder: Decoder, *, z_loss: float = 0.0, chunk: int = CHUNK) -> None:
@@ -25,25 +29,47 @@ class Objective(nn.Module):
         self.decoder = decoder
         self.z_loss = z_loss
         self.chunk = chunk
+        self.part: SequencePart | None = None
+        self.share: VocabularyShare | None = None
         self.kernel: Kernel | None = None
 
+    @overload
     def forward(
         self,
         tokens: Tensor,
         labels: Tensor,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
-    ) -> LossSum:
+    ) -> LossSum: ...
+    @overload
+    def forward(self, tokens: Tensor) -> Tensor: ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> LossSum | Tensor:
         """Each (B, T) int64, as `PackedBatches` gives them → sums over the labelled tokens.
 
         Without `documents` a row is one document, and without `positions` they are counted.
+        Without labels, for a model that writes: the logits of each row's last token, (B, V); every
+        process computes whole sequences then.
         """
-        hidden = self.decoder.hidden(tokens, documents=documents, positions=positions)
+        if labels is None:
+            return self.decoder.project(self.decoder.hidden(tokens)[:, -1])
+        hidden = self.decoder.hidden(
+            tokens, documents=documents, positions=positions, part=self.part
+        )
+        if self.part is not None:
+            labels = self.part.take(labels)
         return next_token_loss(
             self.decoder,
             hidden,
             labels,
             z_loss=self.z_loss,
             chunk=self.chunk,
+            share=self.share,
             kernel=self.kernel,
         )

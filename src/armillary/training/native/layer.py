@@ -126,8 +126,10 @@ class NativeForward:
         return out
 
     def _knows(self, x: Tensor, visibility: Visibility) -> bool:
+        attention = self.layer.attention
         return (
             _is_narrowed(x, self.layer)
+            and attention.q.weight.shape[0] == attention.config.n_heads * attention.config.d_head
             and x.shape[1] % _BLOCK == 0
             and visibility.n_queries == visibility.n_keys
             and visibility.readable is None
@@ -155,14 +157,17 @@ class NativeNorm:
 
 
 def _is_narrowed(x: Tensor, module: nn.Module) -> bool:
-    """Whether x and the module are float32, whole and on the CPU, in a bfloat16 autocast."""
+    """Whether x and the module are whole and on the CPU, x float32, in a bfloat16 autocast.
+
+    Sharded layers are gathered in bfloat16.
+    """
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and all(
-            type(parameter) is nn.Parameter and parameter.dtype == torch.float32
+            type(parameter) is nn.Parameter and parameter.dtype in (torch.float32, torch.bfloat16)
             for parameter in module.parameters()
         )
     )
@@ -212,21 +217,21 @@ class _Layer(torch.autograd.Function):
         v: Tensor,
         *wide: Tensor,
     ) -> Tensor:
-        norm1, norm2 = norm1 + sizes.offsets[0], norm2 + sizes.offsets[1]
+        scale1, scale2 = norm1.float() + sizes.offsets[0], norm2.float() + sizes.offsets[1]
         documents = None if documents is None else documents.long().contiguous()
         angles = turn.cos.float().contiguous(), turn.sin.float().contiguous()
         d, width = x.shape[-1], sizes.heads * sizes.d_head
         qkv_width = width + 2 * k.shape[0]
         scaled1, scaled2, joined, qkv = _rows(sizes.rows, d, d, width, qkv_width)
         log_sum = torch.empty(sizes.batch, sizes.heads, sizes.length)
-        u, normed, rstd1 = _add_and_norm(x.contiguous(), None, norm1, sizes.eps[0], scaled1)
+        u, normed, rstd1 = _add_and_norm(x.contiguous(), None, scale1, sizes.eps[0], scaled1)
         torch.mm(normed, _narrow(q, k, v).T, out=qkv)
         _turn(qkv, angles, 1.0, sizes)
         kernels().attention(
             qkv, documents, sizes.window, sizes.scale, joined, log_sum, *sizes.of_attention
         )
         attended = joined @ _narrow(out).T
-        u, normed, rstd2 = _add_and_norm(u, attended, norm2, sizes.eps[1], scaled2)
+        u, normed, rstd2 = _add_and_norm(u, attended, scale2, sizes.eps[1], scaled2)
         del attended
         gate_up, active = _gate_up(normed, wide)
         kernels().swiglu(gate_up, active, *active.shape)
@@ -234,9 +239,10 @@ class _Layer(torch.autograd.Function):
         y = u.add_((active @ _narrow(down).T).view_as(u))
         ctx.save_for_backward(
             scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, documents, *angles,
-            norm1, norm2, out, down, q, k, v, *wide,
+            scale1, scale2, out, down, q, k, v, *wide,
         )  # fmt: skip
         ctx.sizes = sizes
+        ctx.dtype = norm1.dtype
         return y
 
     @staticmethod
@@ -245,35 +251,36 @@ class _Layer(torch.autograd.Function):
         sizes: _Sizes = ctx.sizes
         (
             scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, documents, cos, sin,
-            norm1, norm2, out, down, q, k, v, *wide,
+            scale1, scale2, out, down, q, k, v, *wide,
         ) = ctx.saved_tensors  # fmt: skip
         of_y = of_y.contiguous()
-        normed = _rescaled(scaled2, norm2)
+        normed = _rescaled(scaled2, scale2)
         of_gate_up, active = _gate_up(normed, wide)
         narrow = of_y.view(sizes.rows, -1).bfloat16()
         torch.mm(narrow, _narrow(down), out=active)
         kernels().swiglu_backward(of_gate_up, active, *active.shape)
-        of_down = (narrow.T @ active).float()
+        of_down = (narrow.T @ active).to(down.dtype)
         del active
         of_wide = _parts(of_gate_up.T @ normed, wide)
         of_normed = of_gate_up @ _narrow(*wide)
         del of_gate_up, normed
         of_u = torch.empty_like(of_y)
-        of_norm2 = _norm_backward(of_normed, scaled2, rstd2, norm2, of_y, of_u)
+        of_norm2 = _norm_backward(of_normed, scaled2, rstd2, scale2, of_y, of_u)
 
         narrow = of_u.view(sizes.rows, -1).bfloat16()
-        of_out = (narrow.T @ joined).float()
+        of_out = (narrow.T @ joined).to(out.dtype)
         of_qkv = torch.empty_like(qkv)
         kernels().attention_backward(
             narrow @ _narrow(out), qkv, joined, log_sum, documents, sizes.window, sizes.scale,
             of_qkv, *sizes.of_attention,
         )  # fmt: skip
         _turn(of_qkv, (cos, sin), -1.0, sizes)
-        of_q, of_k, of_v = _parts(of_qkv.T @ _rescaled(scaled1, norm1), [q, k, v])
+        of_q, of_k, of_v = _parts(of_qkv.T @ _rescaled(scaled1, scale1), [q, k, v])
         of_normed = of_qkv @ _narrow(q, k, v)
-        of_norm1 = _norm_backward(of_normed, scaled1, rstd1, norm1, of_u, of_u)
+        of_norm1 = _norm_backward(of_normed, scaled1, rstd1, scale1, of_u, of_u)
         return (
-            of_u, None, None, None, of_norm1, of_norm2, of_out, of_down, of_q, of_k, of_v, *of_wide,
+            of_u, None, None, None, of_norm1.to(ctx.dtype), of_norm2.to(ctx.dtype),
+            of_out, of_down, of_q, of_k, of_v, *of_wide,
         )  # fmt: skip
 
 
@@ -283,17 +290,19 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         scaled = torch.empty_like(x, dtype=torch.bfloat16).view(-1, x.shape[-1])
-        _, normed, rstd = _add_and_norm(x.contiguous(), None, weight + offset, eps, scaled)
-        ctx.save_for_backward(scaled, rstd, weight + offset)
+        scale = weight.float() + offset
+        _, normed, rstd = _add_and_norm(x.contiguous(), None, scale, eps, scaled)
+        ctx.save_for_backward(scaled, rstd, scale)
+        ctx.dtype = weight.dtype
         return normed.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_normed: Tensor) -> tuple[Tensor | None, ...]:
-        scaled, rstd, weight = ctx.saved_tensors
+        scaled, rstd, scale = ctx.saved_tensors
         of_x = torch.empty_like(of_normed, dtype=torch.float32)
-        of_weight = _norm_backward(of_normed.contiguous(), scaled, rstd, weight, None, of_x)
-        return of_x, of_weight, None, None
+        of_weight = _norm_backward(of_normed.contiguous(), scaled, rstd, scale, None, of_x)
+        return of_x, of_weight.to(ctx.dtype), None, None
 
 
 def loss_kernel(
@@ -314,10 +323,9 @@ def _narrow(*matrices: Tensor) -> Tensor:
 
 
 def _parts(gradient: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of `_narrow`, in float32."""
-    return [
-        part.float() for part in torch.split(gradient, [matrix.shape[0] for matrix in matrices])
-    ]
+    """The gradient of `_narrow`, in the matrices' type."""
+    parts = torch.split(gradient, [matrix.shape[0] for matrix in matrices])
+    return [part.to(matrix.dtype) for part, matrix in zip(parts, matrices, strict=True)]
 
 
 def _rows(n: int, *widths: int) -> list[Tensor]:
