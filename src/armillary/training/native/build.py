@@ -30,6 +30,8 @@ def kernels() -> "Kernels":
 
     Raises NotBuiltError with a reason of one line.
     """
+    if os.name != "posix":
+        raise NotBuiltError("kernels are made on Linux and its kin alone")
     chosen = os.environ.get("CC")
     compilers = [chosen] if chosen else _COMPILERS
     compiler = next((path for name in compilers if (path := shutil.which(name))), None)
