@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from armillary.config import RotaryConfig
 from armillary.decoder import Decoder
 from armillary.training.compilation import compile_objective
 from armillary.training.native import build
@@ -37,10 +38,11 @@ def test_without_a_compiler_a_line_says_so_and_nothing_changes(monkeypatch):
     monkeypatch.setattr(torch, "compile", fail)
     monkeypatch.setenv("CC", "no-such-compiler")
     build.kernels.cache_clear()
+    turn = RotaryConfig(d_rotary=32)
     model = config(
-        layer(attention={"d_head": 32}, rotary={"d_rotary": 32}, feedforward={"d_ff": 32})
+        layer(attention={"d_head": 32, "rotary": turn}, feedforward={"d_ff": 32}), d_model=64
     )
-    objective = Objective(Decoder(model.model_copy(update={"d_model": 64})))
+    objective = Objective(Decoder(model))
     expected = total(objective)
     how = compile_objective(objective, torch.bfloat16, CPU)
     build.kernels.cache_clear()
