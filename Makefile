@@ -15,7 +15,7 @@ help:
 	@echo "make test            the whole suite, but for what needs llama.cpp"
 	@echo "make test-llamacpp   build llama.cpp's Python package (minutes, once) and compare with it"
 	@echo "make lint            ruff and mypy"
-	@echo "make bench           speed and memory beside transformers and llama.cpp"
+	@echo "make bench           speed, memory and learning beside transformers, LitGPT and llama.cpp"
 	@echo "make clean           remove the virtual environment and caches"
 	@echo
 	@echo "PYTHON=python3.12 chooses another Python (3.11 to 3.13); JOBS=4 runs more tests at once."
@@ -40,6 +40,7 @@ bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/finetune.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

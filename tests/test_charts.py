@@ -49,6 +49,13 @@ def test_a_curve_goes_down_as_its_values_do():
     assert y1 - y0 == pytest.approx(y2 - y1, abs=0.2)
 
 
+def test_on_a_logarithmic_axis_equal_ratios_are_equal_distances():
+    svg = draw(Series("a", [(0, 1.0), (5, 10.0), (10, 100.0)], "line"), logarithmic=True)
+    (curve,) = of_class(svg, "line")
+    _, y0, _, y1, _, y2 = numbers(curve.get("d"))
+    assert y1 - y0 == pytest.approx(y2 - y1, abs=0.2)
+
+
 def test_a_value_lies_on_the_line_of_its_tick():
     """On both kinds of axis; a rule at 2 must lie on the grid line that is called 2."""
     for logarithmic in (False, True):
@@ -159,6 +166,7 @@ def test_bars_are_as_long_as_their_values():
     svg = ET.fromstring(bar_chart([("model", 1.0), ("gzip -9", 2.5)], "bits", "c"))
     first, second = (float(bar.get("width")) for bar in of_class(svg, "bar"))
     assert second == pytest.approx(2.5 * first, rel=0.01)
+    assert WIDTH / 3 < second < WIDTH
     assert texts(svg) == ["model", "1.000 bits", "gzip -9", "2.500 bits"]
     assert [bar.get("class") for bar in of_class(svg, "bar")] == ["bar chosen", "bar"]
 

@@ -137,7 +137,6 @@ class Decoder(nn.Module):
         if self.embedding.weight.device.type != "meta":
             self.initialise()
 
-    @torch.no_grad()
     def initialise(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
         """Fill every parameter anew.
 
@@ -145,16 +144,23 @@ class Decoder(nn.Module):
         residual path (attention's out, feed-forward's down) with std / √(2N), so that the path's
         variance does not grow with depth (Radford et al. 2019, §2.3). Biases are 0, norms 1.
         """
-        into_residual = std / (2 * self.config.n_layers) ** 0.5
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif "norm" in name.split(".")[-2]:
-                module = self.get_submodule(name.rpartition(".")[0])
-                parameter.fill_(1.0 - getattr(module, "offset", 0.0))
-            else:
-                narrow = name.endswith(("attention.out.weight", "feedforward.down.weight"))
-                parameter.normal_(0.0, into_residual if narrow else std, generator=generator)
+            self.draw(name, parameter, std, generator)
+
+    @torch.no_grad()
+    def draw(
+        self, name: str, into: Tensor, std: float = 0.02, generator: torch.Generator | None = None
+    ) -> None:
+        """Fill a tensor with what `initialise` gives the parameter of that name."""
+        if name.endswith("bias"):
+            into.zero_()
+        elif "norm" in name.split(".")[-2]:
+            module = self.get_submodule(name.rpartition(".")[0])
+            into.fill_(1.0 - getattr(module, "offset", 0.0))
+        else:
+            narrow = name.endswith(("attention.out.weight", "feedforward.down.weight"))
+            scale = (2 * self.config.n_layers) ** -0.5 if narrow else 1.0
+            into.normal_(0.0, std * scale, generator=generator)
 
     def forward(
         self,

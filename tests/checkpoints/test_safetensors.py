@@ -20,6 +20,7 @@ from armillary.checkpoints.safetensors import (
 )
 from armillary.checkpoints.tensors import TensorToWrite
 from armillary.errors import CheckpointError
+from armillary.files import Writer
 from support.memory import allocates_less_than
 
 
@@ -251,6 +252,37 @@ def test_a_tensor_larger_than_a_shard_has_one_to_itself(tmp_path):
     write_sharded(tmp_path, tensors, max_shard_bytes=8)
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
     assert set(read_sharded(tmp_path)[0]) == {"a", "b"}
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+def test_several_writers_write_what_one_does_each_about_as_much(tmp_path, limit):
+    """Each asks for the bytes of its own tensors alone, in their order."""
+    arrays = {f"t{i}": np.full((i % 3 + 1, 4), i, dtype=np.float32) for i in range(12)}
+    asked = []
+
+    def chunks(writer, name):
+        asked.append((writer, name))
+        yield arrays[name].view(np.uint8).reshape(-1)
+
+    for number in range(3):
+        tensors = [TensorToWrite(n, "F32", a.shape, chunks(number, n)) for n, a in arrays.items()]
+        write_sharded(tmp_path, tensors, limit, Writer(number, 3))
+    assert [name for _, name in asked] == list(arrays)
+    found, notices = read_sharded(tmp_path)
+    assert not notices
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name].to_float32(), array)
+    written = [sum(arrays[name].nbytes for w, name in asked if w == number) for number in range(3)]
+    assert max(written) <= sum(written) / 3 + 48
+    files = list(tmp_path.glob("*.safetensors"))
+    assert len(files) == 3 if limit is None else len(files) > 3
+
+
+def test_a_writer_for_whom_nothing_is_left_writes_nothing(tmp_path):
+    one = TensorToWrite("t", "F32", (2,), [np.zeros(8, dtype=np.uint8)])
+    for number in range(2):
+        write_sharded(tmp_path, [one], writer=Writer(number, 2))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_an_absent_shard_is_named_with_the_remedy(sharded):

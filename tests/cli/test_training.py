@@ -77,6 +77,7 @@ def test_without_a_terminal_lines_come_now_and_then(clock, capsys):
 def test_what_happens_on_the_way_is_a_line_of_its_own(clock, capsys):
     show(
         [
+            validated(0, 3.0),
             validated(1000, 2.0),
             validated(1010, math.nan, best=False),
             Sampled(1010, "def :smile:(", "a,\nb)\x1b[2J[b]"),
@@ -85,6 +86,7 @@ def test_what_happens_on_the_way_is_a_line_of_its_own(clock, capsys):
         ]
     )
     assert capsys.readouterr().err.splitlines() == [
+        "step 0: validation 3.000 nats per token, 1.500 bits per byte",
         "step 1,000: validation 2.000 nats per token, 1.000 bits per byte, the best so far",
         "step 1,010: validation no number nats per token, no number bits per byte",
         "step 1,010 wrote: def :smile:(a,\\nb)\\x1b[2J[b]",
@@ -244,6 +246,15 @@ def test_the_result_stands_beside_what_compressors_reach(capsys):
         "  gzip -9     2.500 bits per byte",
         "  xz -9       1.750 bits per byte",
         "  summary     runs/tiny/summary.html",
+    ]
+
+
+def test_the_result_stands_beside_what_was_before_the_first_step(capsys):
+    print_result(History.of([started(), validated(0, 3.5), validated(200, 3.25)]), None)
+    assert capsys.readouterr().out.splitlines() == [
+        "  steps       0 of 200, in 0:00:00",
+        "  before      1.750 bits per byte, 3.500 nats per token",
+        "  validation  1.625 bits per byte, 3.250 nats per token",
     ]
 
 

@@ -258,6 +258,29 @@ def test_two_runs_do_not_work_in_one_place(tmp_path, texts, tokenizer):
     assert errors
 
 
+PROGRAM = """
+from armillary.data import prepare
+from armillary.tokenizer import Tokenizer
+
+print("begun")
+tokenizer = Tokenizer.from_file("tokenizer/tokenizer.json")
+print(prepare(["texts"], tokenizer, "out", validation=0, workers=2).splits["train"])
+"""
+
+
+def test_workers_do_not_run_the_program_that_starts_them_again(tmp_path, texts, tokenizer):
+    """A few lines without a guard around them, as one writes them."""
+    tokenizer.save(tmp_path / "tokenizer")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("begun") == 1
+    assert f"documents={len(documents(tmp_path / 'out'))}" in done.stdout
+
+
 def test_a_killed_command_goes_on_to_the_same_bytes_and_leaves_no_workers(tmp_path, tokenizer):
     """kill -9 of the real command, with two workers, at a moment when shards are committed."""
     texts = tmp_path / "texts"

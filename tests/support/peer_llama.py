@@ -6,13 +6,16 @@ the peer's own code with float32 read as float64; nothing of its mathematics is 
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from armillary.data import IGNORED, Batch
 
 WINDOW = 16
 # d_model 48 with heads of 10: not 48 / 6. transformers refuses a width that 6 does not divide.
@@ -89,6 +92,23 @@ def whole_pass(peer: Any, tokens: Tensor, **arguments: Any) -> Tensor:
     """tokens (B, T) → logits (B, T, V), without a cache."""
     logits: Tensor = peer(tokens, use_cache=False, **arguments).logits
     return logits
+
+
+@torch.no_grad()
+def held_out_loss_of(peer: Any, batches: Iterable[Batch]) -> float:
+    """Nats per labelled token of packed rows, each piece of a document read by itself."""
+    nats, targets = 0.0, 0
+    for batch in batches:
+        for tokens, labels, documents in zip(
+            batch.tokens, batch.labels, batch.documents, strict=True
+        ):
+            for document in range(documents.max() + 1):
+                own = documents == document
+                ids, wanted = torch.from_numpy(tokens[own])[None], torch.from_numpy(labels[own])
+                logits = whole_pass(peer, ids)[0].float()
+                nats += float(F.cross_entropy(logits, wanted, reduction="sum"))
+                targets += int((wanted != IGNORED).sum())
+    return nats / targets
 
 
 class _Float64Torch:

@@ -1,7 +1,9 @@
 """The same steps of training by one process and by many, and how far apart they come."""
 
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +26,13 @@ MAX_NORM = 0.5
 
 @dataclass
 class Record:
-    """What a run of a few steps came to: losses, gradients before clipping, final weights."""
+    """What a run of a few steps came to: losses, gradients before clipping, weights and logits."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    logits: list[float] = field(default_factory=list)
 
 
 def batch(step: int) -> dict[str, Tensor]:
@@ -60,11 +63,16 @@ def train(
     sizes: Sizes,
     optimizer: OptimizerConfig,
     dtype: torch.dtype = torch.float64,
-    **options: bool,
+    on_meta: bool = False,
+    **options: Any,
 ) -> Record:
     """A few steps with clipping on two micro-batches each, spread over the ranks."""
-    record = Record()
-    objective = Objective(build(config, dtype=dtype).train(), z_loss=0.01, chunk=5)
+    record, compute = Record(), options.get("compute")
+    decoder = build(config, dtype=dtype)
+    if on_meta:
+        options["weights"] = decoder.state_dict().__getitem__
+        decoder = deepcopy(decoder).to("meta")
+    objective = Objective(decoder.train(), z_loss=0.01, chunk=5)
     names = [name for name, _ in objective.decoder.named_parameters()]
     with nullcontext(Ranks.single()) if sizes.world == 1 else start_ranks(sizes) as ranks:
         parallelise(objective, ranks, **options)
@@ -79,7 +87,8 @@ def train(
             for number in range(MICRO_BATCHES):
                 part = slice(number * size, (number + 1) * size)
                 synchronise(objective, number == MICRO_BATCHES - 1)
-                loss = objective(**{name: array[part] for name, array in mine.items()})
+                with torch.autocast("cpu", compute, enabled=compute is not None):
+                    loss = objective(**{name: array[part] for name, array in mine.items()})
                 (loss.total / total).backward()
                 nats += float(loss.total.detach()) / total
             record.losses.append(ranks.sum_of_parts([nats])[0])
@@ -89,6 +98,8 @@ def train(
             record.norms.append(clip_gradients(parameters.values(), MAX_NORM).norm)
             made.step()
             made.zero_grad()
+        with torch.no_grad(), torch.autocast("cpu", compute, enabled=compute is not None):
+            record.logits = objective.eval()(batch(0)["tokens"]).flatten().tolist()
         record.weights = {name: whole(p) for name, p in objective.decoder.named_parameters()}
     return record
 
@@ -103,6 +114,7 @@ def apart(one: Record, other: Record) -> dict[str, float]:
     """The greatest relative difference of each kind of result."""
     return {
         "losses": _apart(_tensor(one.losses), _tensor(other.losses)),
+        "logits": _apart(_tensor(one.logits), _tensor(other.logits)),
         "norms": _apart(_tensor(one.norms), _tensor(other.norms)),
         "gradients": max(
             _apart(a[name], b[name])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from armillary.checkpoints.safetensors import read_safetensors
 from armillary.decoder import Decoder
 from armillary.errors import CheckpointError, UserError
 from armillary.files import write_json, write_manifest
@@ -134,6 +135,19 @@ def test_a_decoder_and_its_objective_are_saved_alike(tmp_path):
     assert state.step == 2
     for one, other in zip(decoder.parameters(), objective.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_tied_parameter_is_saved_once(tmp_path):
+    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    module[1].weight = module[0].weight
+    save_checkpoint(tmp_path / "step", 0, module, build_optimizer(module, OptimizerConfig()), {})
+    assert list(read_safetensors(tmp_path / "step" / "rank-00000.safetensors")) == [
+        "decoder.0.weight"
+    ]
+    weight = module[0].weight.detach().clone()
+    nn.init.zeros_(module[0].weight)
+    load_checkpoint(tmp_path / "step", module)
+    assert torch.equal(module[1].weight, weight)
 
 
 def test_weights_alone_leave_the_generators_as_they_are(tmp_path):
@@ -350,6 +364,7 @@ def without(entries, key):
         (lambda s: {**s, "step": "7"}, "step is '7'"),
         (lambda s: {**s, "ranks": 0}, "ranks 0"),
         (lambda s: {**s, "ranks": 2}, "rank-00001.json is not in the manifest"),
+        (lambda s: {**s, "ranks": 10**12}, "ranks is 1000000000000, the manifest names 3 files"),
         (lambda s: {**s, "metric": "low"}, "metric is 'low'"),
         (lambda s: without(s, "facts"), "facts or optimizer are not"),
         (lambda s: {**s, "optimizer": {"decoder.head.weight": 1}}, "facts or optimizer are not"),

@@ -41,3 +41,12 @@ def test_speed_is_the_median_of_what_is_known():
 def test_the_best_validation_has_the_lowest_loss_that_is_a_number():
     history = History.of([validated(1, math.nan), validated(2, 1.0), validated(3, 2.0)])
     assert (history.best_validation.step, history.last_validation.step) == (2, 3)
+
+
+def test_a_better_validation_is_told_only_where_it_reads_otherwise():
+    first = validated(1, 2.0)
+    assert History.of([first, validated(2, 2.1)]).better_validation == first
+    assert History.of([first, validated(2, math.nan)]).better_validation == first
+    assert History.of([first, validated(2, 2.0004)]).better_validation is None
+    assert History.of([validated(2, 2.1), first]).better_validation is None
+    assert History.of([validated(1, math.nan)]).better_validation is None

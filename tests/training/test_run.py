@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_another_number_of_processes(alone, first, then):
         | {"norms": stopped["norms"] | went_on["norms"]},
         expected,
     )
-    assert any("ranks" in notice for notice in went_on["notices"])
+    assert any("go on anew" in notice for notice in went_on["notices"])
     assert_same_model(Path(made["out"]) / "model", directory)
 
 

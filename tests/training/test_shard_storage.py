@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -25,6 +26,7 @@ from armillary.training.checkpoint_folder import CheckpointFolder
 from armillary.training.objective import Objective
 from armillary.training.optimizer import OptimizerConfig, build_optimizer
 from armillary.training.random_states import seed_random_states
+from armillary.training.ranks import rank
 from armillary.training.shard_storage import Shards, write_shards
 from support import models
 from support.ranks import on_ranks
@@ -108,7 +110,10 @@ def load(path, kind, layout):
         for parameter in objective.parameters():
             parameter.fill_(float("nan"))
     lines = []
-    state = load_checkpoint(path, objective, optimizer, seed=5, report=lines.append)
+    seed = 5 if layout == "fsdp x tp" else 5 + rank()
+    state = load_checkpoint(
+        path, objective, optimizer, seed=seed, reseed=layout == "fsdp x tp", report=lines.append
+    )
     loaded = everything(objective, optimizer)
     drawn = float(torch.rand(()))
     train(objective, optimizer, steps=1)  # it can go on
@@ -139,24 +144,21 @@ def test_sharded_state_goes_from_two_ranks_to_one_and_back(tmp_path, kind):
     assert ranks == 2
     assert_equal(back, saved)
     assert len(lines) == 1
-    assert "saved by 2 ranks and resumed by 1" in lines[0]
+    assert "saved by 2 processes and resumed by 1 process: random" in lines[0]
     # Each wrote about half, and nothing twice.
     sizes = [(tmp_path / "fsdp" / f"rank-0000{n}.safetensors").stat().st_size for n in (0, 1)]
     assert max(sizes) < 1.2 * min(sizes)
     assert sum(sizes) < 1.2 * (tmp_path / "whole" / "rank-00000.safetensors").stat().st_size
 
 
-def test_ranks_that_were_not_there_get_random_states_of_their_own(tmp_path):
-    seed_random_states(1, 1, 1)
+def test_other_ranks_get_new_random_states_out_of_their_seeds_and_the_step(tmp_path):
     save(tmp_path / "whole", "adamw", "whole")
-    first = float(torch.rand(()))
-    (zero, _), (one, _) = on_ranks(2, load_and_save, tmp_path, "adamw", "hybrid")
-    assert zero[3] == first
-    seed_random_states(5, 2, 1)
-    assert one[3] == float(torch.rand(()))
-    assert len(zero[2]) == 1
-    assert "saved by 1 ranks and resumed by 2" in zero[2][0]
-    assert one[2] == []  # said once
+    results = [one for one, _ in on_ranks(2, load_and_save, tmp_path, "adamw", "hybrid")]
+    for number, (_, _, lines, drawn) in enumerate(results):
+        seed_random_states(5 + number, 2)
+        assert drawn == float(torch.rand(()))
+        assert len(lines) == (number == 0)  # said once
+    assert "whole: saved by 1 process and resumed by 2 processes: random" in results[0][2][0]
 
 
 def test_copies_of_a_shard_are_written_once(tmp_path):
@@ -178,10 +180,14 @@ def test_two_dimensions_of_sharding_of_the_same_rows(tmp_path):
     back, ranks, *_ = load(tmp_path / "fsdp x tp", "adamw", "whole")
     assert ranks == 4
     assert_equal(back, results[0][1])
+    again = on_ranks(4, load, tmp_path / "fsdp x tp", "adamw", "fsdp x tp")
+    assert "by 4 processes and resumed by 4 processes, arranged otherwise" in again[0][2][0]
+    assert len({drawn for *_, drawn in again}) == 1  # of one seed, which tensor peers need
+    assert_equal(again[1][0], results[0][1])
 
 
 def save_uneven(path):
-    """Rows that are fewer than the ranks: the last rank has none."""
+    """Rows that are fewer than the ranks: the last two have none."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     pieces = {
         name: distribute_tensor(torch.arange(float(rows * 2)).reshape(rows, 2), mesh)
@@ -190,7 +196,7 @@ def save_uneven(path):
     pieces["number"] = torch.tensor(3.0, dtype=torch.float64)
     target = {name: torch.empty_like(piece) for name, piece in pieces.items()}
     write_shards(path / f"{dist.get_rank()}.safetensors", pieces)
-    Shards([path / f"{n}.safetensors" for n in range(3)]).read_into(target)
+    Shards([path / f"{n}.safetensors" for n in range(4)]).read_into(target)
     return all(torch.equal(gathered_tensor(target[n]), gathered_tensor(pieces[n])) for n in pieces)
 
 
@@ -199,8 +205,8 @@ def gathered_tensor(tensor):
 
 
 def test_rows_that_do_not_divide_among_the_ranks(tmp_path):
-    assert on_ranks(3, save_uneven, tmp_path) == [True] * 3
-    shards = Shards([tmp_path / f"{n}.safetensors" for n in range(3)])
+    assert on_ranks(4, save_uneven, tmp_path) == [True] * 4
+    shards = Shards([tmp_path / f"{n}.safetensors" for n in range(4)])
     assert shards.shapes == {"two": (2, 2), "seven": (7, 2), "number": ()}
     target = {"seven": torch.zeros(7, 2)}
     shards.read_into(target)
@@ -252,11 +258,16 @@ def test_a_full_disk_of_one_rank_stops_all_with_the_same_line(tmp_path):
 
 def test_torch_s_own_reader_reads_the_files(tmp_path):
     """They are what DCP's safetensors storage writes, and no pickle is among them."""
-    expected = save(tmp_path / "step", "adamw", "whole")
-    found = HuggingFaceStorageReader(str(tmp_path / "step")).read_metadata().state_dict_metadata
-    assert len(found) == len(expected)
-    head = found["optimizer.state.decoder.head.weight.exp_avg"]
-    assert head.size == torch.Size([61, 40])
+    saved, _ = on_ranks(2, save, tmp_path / "step", "adamw", "fsdp")
+    target = {}
+    for name, array in saved.items():
+        parameter, _, key = name.partition("/")
+        stored = f"optimizer.state.{parameter}.{key}" if key else parameter
+        target[stored] = torch.zeros(array.shape)
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(target, storage_reader=HuggingFaceStorageReader(str(tmp_path / "step")))
+    for found, array in zip(target.values(), saved.values(), strict=True):
+        assert np.array_equal(found.numpy(), array)
     suffixes = {path.suffix for path in (tmp_path / "step").iterdir()}
     assert suffixes == {".json", ".safetensors"}
 

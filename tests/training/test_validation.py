@@ -3,6 +3,7 @@
 import gzip
 import lzma
 import math
+from itertools import islice
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from armillary.data.bpe import train_bpe
 from armillary.training.objective import Objective
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.precision import Precision
-from armillary.training.validation import compressed_bits_per_byte, held_out_loss
+from armillary.training.validation import _some, compressed_bits_per_byte, held_out_loss
 from support.models import build, config, layer
 from support.runs import write_texts
 
@@ -60,10 +61,33 @@ def test_it_is_the_mean_over_all_predicted_tokens(objective, batches):
     assert found.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-12)
 
 
-def test_some_rows_are_the_first_ones(objective, batches):
+def test_some_rows_are_the_same_ones_each_time(objective, batches):
     some = measure(objective, batches, rows=4)
     assert 0 < some.targets < measure(objective, batches).targets
+    assert measure(objective, batches, rows=4) == some
     assert measure(objective, batches, rows=10_000) == measure(objective, batches)
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_no_row_is_measured_twice(objective, batches, size):
+    """Nor left out, whether or not the last batch would go on into another epoch."""
+    batches = PackedBatches(batches.dataset, length=24, batch_size=size, seed=1)
+    found = measure(objective, batches, rows=batches.n_rows)
+    assert found.targets == batches.report.targets
+    assert found.loss == pytest.approx(measure(objective, batches).loss, rel=1e-12)
+
+
+def test_some_rows_are_of_all_documents(tmp_path):
+    """As they are planned, rows go through one document after the other."""
+    for letter in "abc":
+        (tmp_path / f"{letter}.txt").write_text(letter * 800)
+    tokenizer = train_bpe(["abc"], 257)
+    prepare([str(tmp_path / "*.txt")], tokenizer, tmp_path / "data", validation=0.0, workers=1)
+    dataset = TokenDataset(tmp_path / "data", "train")
+    one_by_one = PackedBatches(dataset, length=24, batch_size=1)
+    drawn = list(islice(_some(one_by_one, 9), 20))
+    assert len(drawn) == 9
+    assert len({tuple(batch.tokens[0]) for batch in drawn}) == 3
 
 
 def test_compressors_are_given_the_text_of_the_same_rows(batches):

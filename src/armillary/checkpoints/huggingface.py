@@ -336,8 +336,8 @@ def write_huggingface(
     the configuration's parameters.
     """
     tensors = list(tensors)
-    names = names_in_file(config, family.huggingface.tensors, str(directory))
     entries = _config_entries(config, family, tensors, generation or {})
+    names = names_in_file(config, family.huggingface.tensors, str(directory))
     check_parameters(config, tensors)
     with writer.directory(directory) as partial:
         if writer.number == 0:
@@ -348,6 +348,12 @@ def write_huggingface(
                 tokenizer.save(partial)
         theirs = [tensor._replace(name=names[tensor.name]) for tensor in tensors]
         write_sharded(partial, theirs, max_shard_bytes, writer)
+
+
+def check_expressible(config: DecoderConfig, family: Family = FAMILIES[0]) -> None:
+    """Raise UserError naming what the family cannot express, before anything is written."""
+    names_in_file(config, family.huggingface.tensors, f"the {family.name} family")
+    _config_entries(config, family, (), {})
 
 
 def _config_entries(
@@ -365,9 +371,10 @@ def _config_entries(
     values["n_layers"] = config.n_layers
     for name in ("n_heads", "n_kv_heads", "d_ff"):
         values[name] = values[name][0]
-    values["activation"] = next(
-        theirs for theirs, ours in _ACTIVATIONS.items() if ours == facts.activation
-    )
+    named = [theirs for theirs, ours in _ACTIVATIONS.items() if ours == facts.activation]
+    if not named:
+        raise ConfigError(f"the {family.name} family has no activation {facts.activation!r}")
+    values["activation"] = named[0]
     if isinstance(rotary.scaling, DynamicNTK):
         # Readers of this rule take the original window from here; there is no other key for it.
         values["max_positions"] = rotary.scaling.original_window

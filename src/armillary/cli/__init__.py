@@ -24,6 +24,7 @@ import typer
 from armillary import __version__
 from armillary.cli._options import Debug, Interrupted, Invocation, one_line
 from armillary.cli.chat import chat
+from armillary.cli.extend import extend
 from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
 from armillary.cli.prepare import prepare
@@ -40,6 +41,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     tokenizer,
     prepare,
     train,
+    extend,
 )
 
 app = typer.Typer(
@@ -70,7 +72,7 @@ def _root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Modern decoder language models: fetch, look inside, generate, chat, train.
+    """Modern decoder language models: fetch, look inside, generate, chat, train, extend.
 
     Examples:
       armillary pull smollm2-135m
@@ -79,6 +81,7 @@ def _root(
       armillary inspect smollm2-135m
       armillary prepare python-stdlib --tokenizer smollm2-135m --out tokens
       armillary train examples/stdlib-small.yaml
+      armillary extend plan smollm2-135m --to 32768
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.

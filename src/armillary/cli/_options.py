@@ -113,6 +113,16 @@ def progress_console() -> "Console":
     return Console(stderr=True)
 
 
+def output_console() -> "Console":
+    """Return one on standard output; where that is no terminal, so wide that no row is broken."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 10_000
+    return console
+
+
 def print_json(facts: Mapping[str, object]) -> None:
     """Print one object on a line of its own to standard output, and pass it on at once."""
     sys.stdout.write(json.dumps(facts) + "\n")

@@ -147,7 +147,7 @@ def _work_lines(facts: Facts) -> list[str]:
         f"{parameters:,} parameters{training}, products in {facts['precision']}",
         f"{facts['tokens_per_step']:,} tokens a step, of a process {passes:,} × {rows:,} rows of "
         f"{facts['length']:,}",
-        f"{facts['flops_per_token'] / 1e9:,.1f} GFLOP to train on a token",
+        f"{facts['flops_per_token'] / 1e9:,.3g} GFLOP to train on a token",
     ]
 
 

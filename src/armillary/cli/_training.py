@@ -257,7 +257,7 @@ def _lines(event: "Event") -> "list[Text]":
         case RunStarted():
             return [Text(line) for line in _of_start(event)]
         case Validated():
-            best = ", the best so far" if event.best else ""
+            best = ", the best so far" if event.best and event.step else ""
             return [
                 Text(
                     f"validation {loss_text(event.loss)} nats per token, "
@@ -326,21 +326,20 @@ def _facts(history: "History", summary: Path | None) -> dict[str, object]:
 
 
 def _result(history: "History", summary: Path | None) -> list[str]:
-    start, last, best, end = (
-        history.start,
-        history.last_validation,
-        history.best_validation,
-        history.end,
-    )
+    start, last, end = history.start, history.last_validation, history.end
     lines = [end.model] if end is not None and end.model is not None else []
     rows: list[tuple[str, str]] = []
     planned = f" of {start.steps:,}" if start else ""
     how = f", {one_line(end.reason)}" if end else ""
     rows.append(("steps", f"{history.step:,}{planned}{how}, in {clock_text(history.seconds)}"))
     if last is not None:
-        bits, nats = loss_text(last.bits_per_byte), loss_text(last.loss)
-        rows.append(("validation", f"{bits} bits per byte, {nats} nats per token"))
-    if best is not None and last is not None and best.loss < last.loss:
+        first = history.validations[0]
+        known = {"before": first} if first.step == 0 < last.step else {}
+        for name, event in (known | {"validation": last}).items():
+            bits, nats = loss_text(event.bits_per_byte), loss_text(event.loss)
+            rows.append((name, f"{bits} bits per byte, {nats} nats per token"))
+    best = history.better_validation
+    if best is not None:
         rows.append(("its best", f"{loss_text(best.loss)} nats per token, step {best.step:,}"))
     for name, bits_per_byte in (end.compressors if end else {}).items():
         rows.append((name, f"{loss_text(bits_per_byte)} bits per byte"))

@@ -2,14 +2,13 @@
 
 import itertools
 import math
-import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from armillary.cli._options import Debug, IgnoreKey, Json, one_line, print_json
+from armillary.cli._model import read_model
+from armillary.cli._options import Debug, IgnoreKey, Json, one_line, output_console, print_json
 from armillary.wording import bytes_text
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def inspect(
 
     Matrices are shown (in, out), as in x·W; files hold them (out, in).
     """
-    config, checkpoint = _read(model, tuple(ignore_key or ()))
+    config, checkpoint = read_model(model, tuple(ignore_key or ()))
     facts = _facts(model, config, batch, length or config.max_positions, dtype)
     if checkpoint is not None:
         facts |= _checkpoint_facts(checkpoint)
@@ -88,32 +87,6 @@ def inspect(
         print_json(facts)
     else:
         _print(facts)
-
-
-def _read(model: str, ignore_keys: tuple[str, ...]) -> "tuple[DecoderConfig, Checkpoint | None]":
-    if model.endswith((".yaml", ".yml", ".json")):
-        return _read_config(model), None
-    from armillary.checkpoints import open_checkpoint
-    from armillary.checkpoints.locate import locate
-    from armillary.cli._progress import TransferProgress
-
-    with TransferProgress() as progress:
-        path = locate(model, progress=progress.report)
-    checkpoint = open_checkpoint(path, ignore_keys=ignore_keys)
-    return checkpoint.config, checkpoint
-
-
-def _read_config(path: str) -> "DecoderConfig":
-    from armillary.config import DecoderConfig
-    from armillary.errors import ConfigError
-
-    try:
-        return DecoderConfig.load(path)
-    except ConfigError as error:
-        if Path(path).name != "config.json" or not Path(path).exists():
-            raise
-        # The name that checkpoints of other libraries give to a file in a form of their own.
-        raise ConfigError(f"{error}; name a checkpoint by its directory") from error
 
 
 def _facts(model: str, config: "DecoderConfig", batch: int, length: int, dtype: str) -> Facts:
@@ -249,7 +222,7 @@ def _checkpoint_facts(checkpoint: "Checkpoint") -> Facts:
 
 def _print(facts: Facts) -> None:
     """Tables for a person: as wide as the terminal; without one, a line for each row."""
-    console = _console()
+    console = output_console()
     console.print(
         f"{facts['model']}: layers {facts['n_layers']}, d_model {facts['d_model']}, "
         f"vocabulary {facts['vocab_size']:,}, window {facts['window']:,}",
@@ -284,16 +257,6 @@ def _sections(facts: Facts, console: "Console") -> "Iterator[tuple[str, Table]]"
         yield heading, _pairs_table(_position_lines(positions["table"], attention))
     if facts.get("tokenizer"):
         yield "tokenizer", _pairs_table(_tokenizer_lines(facts["tokenizer"]))
-
-
-def _console() -> "Console":
-    """Standard output; where it is no terminal, wide enough that no row is ever broken."""
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 10_000
-    return console
 
 
 def _steps_table(steps: list[Facts], sum_line: tuple[str, int], console: "Console") -> "Table":

@@ -1,4 +1,4 @@
-"""`armillary prepare`: text → token shards to train on."""
+"""`armillary prepare`: text or chats → token shards to train on."""
 
 import sys
 from pathlib import Path
@@ -114,7 +114,7 @@ def prepare(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Turn text into token shards, split into training and validation by document.
+    """Turn text or chats into token shards, split into training and validation by document.
 
     Examples:
       armillary prepare python-stdlib --tokenizer smollm2-135m --out data/stdlib

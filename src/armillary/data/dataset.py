@@ -89,7 +89,8 @@ class TokenDataset:
             if template != self.facts.settings.chat_template_sha256:
                 raise UserError(
                     f"{self.directory}: its chats were written by another chat template than the "
-                    "model's; prepare them anew with this one"
+                    "model's; prepare them anew with this one, or take the tokenizer in "
+                    f"{self.directory / prepared.TOKENIZER}"
                 )
 
     @property

@@ -8,7 +8,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -64,13 +66,28 @@ def _in_order(
 ) -> Iterator[tuple[Batch[T], list[Result]]]:
     waiting: deque[tuple[Batch[T], Future[list[Result]]]] = deque()
     for batch in batches:
-        waiting.append((batch, pool.submit(_encode, batch.documents)))
+        with _program_left_alone():  # submitting starts workers
+            waiting.append((batch, pool.submit(_encode, batch.documents)))
         if len(waiting) >= at_once:
             first, future = waiting.popleft()
             yield first, future.result()
     while waiting:
         first, future = waiting.popleft()
         yield first, future.result()
+
+
+@contextlib.contextmanager
+def _program_left_alone() -> Iterator[None]:
+    """Keep workers that are started from importing the program that runs, which they do not need.
+
+    A script without a guard around what it does would do it again in each of them.
+    """
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
 
 
 _encoder: TextEncoder | ChatEncoder

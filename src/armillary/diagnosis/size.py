@@ -223,6 +223,55 @@ def forward_flops(config: DecoderConfig, length: int) -> int:
     return 2 * multiplied_parameters(config) + attention_flops(config, length)
 
 
+def prefill_flops(config: DecoderConfig, length: int) -> int:
+    """FLOPs of taking a prompt of `length` tokens in, with logits for the last one only.
+
+    What causal attention masks is not counted, though kernels compute some of it.
+    """
+    head = config.vocab_size * config.d_model
+    products = 2 * (length * (multiplied_parameters(config) - head) + head)
+    return products + sum(
+        4 * layer.attention.n_heads * layer.attention.d_head * _keys_read_in_all(layer, length)
+        for layer in config.layers
+    )
+
+
+def _keys_read_in_all(layer: LayerConfig, length: int) -> int:
+    """Σ of `keys_read` over the first `length` tokens."""
+    filling = keys_read(layer.attention, length)
+    return filling * (filling + 1) // 2 + (length - filling) * filling
+
+
+def prefill_bytes(config: DecoderConfig, dtype: str, length: int, chunk: int = 512) -> int:
+    """Bytes of activations at the end of a prompt that is taken in by chunks of one sequence.
+
+    At the widest place of a layer: the residual and what its sub-layer reads, then either queries,
+    keys and values before and after rotation with the mask over all keys (one of booleans, one
+    for each query of a group, and one of numbers, which kernels on the CPU make of it), or the
+    feed-forward. Weights and cache are not in it.
+    """
+    tokens, size = min(chunk, length), BYTES_OF[dtype]
+    widest = max(
+        max(
+            2 * tokens * (a.n_heads + 2 * a.n_kv_heads) * a.d_head * size
+            + _mask_bytes(a, tokens, length, size),
+            3 * tokens * layer.feedforward.d_ff * size,
+        )
+        for layer in config.layers
+        for a in (layer.attention,)
+    )
+    return 2 * tokens * config.d_model * size + widest + config.vocab_size * size
+
+
+def _mask_bytes(attention: AttentionConfig, tokens: int, length: int, size: int) -> int:
+    keys = min(length, keys_read(attention, length) + tokens - 1)
+    if tokens == length == keys:
+        return 0  # plainly causal
+    group = attention.n_heads // attention.n_kv_heads
+    repeated = group if group > 1 else 0
+    return tokens * keys * (1 + repeated + group * size)
+
+
 def keys_read(attention: AttentionConfig, length: int) -> int:
     """How many positions the `length`-th token reads, itself among them."""
     return length if attention.window is None else min(length, attention.window)

@@ -135,12 +135,14 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
     windowed = attention.window is not None and attention.window < run.length
     plain = not (run.documents or windowed or run.context > 1 or attention.soft_cap is not None)
     if not plain and run.queries // (2 if run.context > 1 else 1) > QUERY_BLOCK:
-        # Computed again block by block, from what rotation has given in float32.
+        # Computed again block by block, from what rotation has given in float32; keys and values
+        # that are gathered from other processes are in one tensor.
         turned = _WIDE if attention.rotary is not None else run.narrow
+        values = turned if run.context > 1 else run.narrow
         return Kept(
             {
                 "queries": turned * queries * d_h,
-                "keys and values": (turned + run.narrow) * keys // 2 * d_h,
+                "keys and values": (turned + values) * keys // 2 * d_h,
             }
         )
     if attention.dropout and attention.soft_cap is None:

@@ -131,15 +131,18 @@ def load_checkpoint(
     optimizer: Optimizer | None = None,
     *,
     seed: int = 0,
+    reseed: bool = False,
     report: Callable[[str], None] = warnings.warn,
     verify: bool = True,
 ) -> TrainingState:
     """Fill a module, its optimiser and the generators with what was saved, bit for bit.
 
     Every parameter and every entry of the optimiser's state is filled once, and nothing is changed
-    before all of them are known to fit. Without an optimiser only the weights are read. Ranks that
-    the checkpoint has no random states for get new ones out of (seed, step, rank), and rank 0
-    reports it. `verify=False` leaves out the checksums, for a caller that has compared them.
+    before all of them are known to fit. Without an optimiser only the weights are read.
+    When more or fewer ranks wrote it, or with `reseed` (for as many that are arranged otherwise),
+    every rank gets new random states out of (seed, step), and rank 0 reports it: give each a seed
+    of its own, but the same to those that hold the same activations and must drop alike.
+    `verify=False` leaves out the checksums, for a caller that has compared them.
     Raises CheckpointError in one line, on every rank, for a checkpoint that is damaged or does not
     fit.
     """
@@ -169,27 +172,24 @@ def load_checkpoint(
         # In place, since the members of a union share it.
         optimizer.state.clear()
         optimizer.state.update(entries)
-        on_every_rank(lambda: _restore_random_states(directory, state, seed, report))
+        if reseed or state.ranks != n_ranks():
+            seed_random_states(seed, state.step)
+            notices = [_of_other_ranks(directory, state)]
+        else:
+            path = directory / _files_of(rank())[1]
+            notices = on_every_rank(lambda: restore_random_states(read_json(path), str(path)))
+        for notice in notices if rank() == 0 else ():
+            report(notice)
     return state
 
 
-def _restore_random_states(
-    directory: Path, state: TrainingState, seed: int, report: Callable[[str], None]
-) -> None:
-    notices = []
-    if rank() < state.ranks:
-        path = directory / _files_of(rank())[1]
-        notices = restore_random_states(read_json(path), str(path))
-    else:
-        seed_random_states(seed, state.step, rank())
-    if state.ranks != n_ranks():
-        notices.append(
-            f"{directory}: saved by {state.ranks} ranks and resumed by {n_ranks()}: random numbers "
-            "(dropout) are not those of the run that saved it"
-        )
-    if rank() == 0:
-        for notice in notices:
-            report(notice)
+def _of_other_ranks(directory: Path, state: TrainingState) -> str:
+    before, now = (f"{n} process{'es' if n > 1 else ''}" for n in (state.ranks, n_ranks()))
+    arranged = ", arranged otherwise" if before == now else ""
+    return (
+        f"{directory}: saved by {before} and resumed by {now}{arranged}: random numbers (dropout) "
+        "go on anew"
+    )
 
 
 def verify_checkpoint(directory: Path) -> TrainingState:
@@ -220,6 +220,8 @@ def read_state(directory: Path) -> TrainingState:
         raise CheckpointError(f"{path}: metric is {metric!r:.80}, which is no number")
     if not isinstance(facts, dict) or not _is_record(record):
         raise CheckpointError(f"{path}: facts or optimizer are not what was saved")
+    if ranks > len(listed):
+        raise CheckpointError(f"{path}: ranks is {ranks}, the manifest names {len(listed)} files")
     needed = {STATE, *(name for number in range(ranks) for name in _files_of(number))}
     if missing := sorted(needed - set(listed)):
         raise CheckpointError(f"{directory}: {missing[0]} is not in the manifest")

@@ -15,6 +15,7 @@ from armillary.training.events import (
     StepDone,
     Validated,
 )
+from armillary.wording import loss_text
 
 
 @dataclass
@@ -122,6 +123,14 @@ class History:
             key=lambda each: each.loss,
             default=None,
         )
+
+    @property
+    def better_validation(self) -> Validated | None:
+        """The best validation, where it is told otherwise than the last one."""
+        last, best = self.last_validation, self.best_validation
+        if last is None or best is None or loss_text(best.loss) == loss_text(last.loss):
+            return None
+        return best
 
 
 def _median(values: Iterable[float]) -> float | None:

@@ -19,7 +19,7 @@ import torch
 
 from armillary.data import Batch
 from armillary.diagnosis.size import forward_flops
-from armillary.errors import ConfigError, UserError
+from armillary.errors import CheckpointError, ConfigError, UserError
 from armillary.generation.sampling import SamplingConfig
 from armillary.training.batches import arguments
 from armillary.training.checkpoint import load_checkpoint, read_state
@@ -43,7 +43,6 @@ from armillary.training.parallel.export import export_armillary, export_huggingf
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.parallel.sharding import parallelise, synchronise
 from armillary.training.precision import Precision
-from armillary.training.random_states import seed_random_states
 from armillary.training.run_config import RunConfig, differences
 from armillary.training.samples import continued
 from armillary.training.schedule import set_learning_rates
@@ -137,7 +136,14 @@ class Trainer:
         self.parameters = _count(self.work.decoder.parameters())
         self.trained = _count(p for p in self.work.decoder.parameters() if p.requires_grad)
         self.objective = Objective(self.work.decoder, z_loss=own.z_loss).train()
-        parallelise(self.objective, self.ranks, checkpoint=own.recompute, compile=own.compile)
+        parallelise(
+            self.objective,
+            self.ranks,
+            checkpoint=own.recompute,
+            compile=own.compile,
+            weights=self.work.weights,
+            compute=self.precision.dtype,
+        )
         self.optimizer = build_optimizer(self.objective, self.config.optimizer())
         self.schedule = self.config.schedule()
         self.folder = CheckpointFolder(
@@ -159,6 +165,8 @@ class Trainer:
         with Interrupts() as interrupts:
             self._tell(self._started())
             self._began = time.perf_counter() - self.progress.seconds
+            if self.progress.step == 0 and self.config.validates_at_start():
+                self._validate()
             while self.progress.step < own.steps:
                 result = self._timed_step()
                 self._report(result)
@@ -224,15 +232,17 @@ class Trainer:
     def _at_milestones(self) -> None:
         step, last = self.progress.step, self.progress.step == self.config.train.steps
         held_out: HeldOutLoss | None = None
-        if _due(step, self.config.validation.every, last) and self.work.validation is not None:
+        if _due(step, self.config.validation.every, last):
             held_out = self._validate()
         if _due(step, self.config.samples.every, last):
             self._sample()
         if _due(step, self.config.checkpoints.every, last):
             self._save(None if held_out is None else held_out.loss)
 
-    def _validate(self) -> HeldOutLoss:
-        assert self.work.validation is not None
+    def _validate(self) -> HeldOutLoss | None:
+        """The loss on held-out rows, told; None where nothing is held out."""
+        if self.work.validation is None:
+            return None
         start = time.perf_counter()
         rows = self.config.validation.rows
         found = held_out_loss(
@@ -260,14 +270,15 @@ class Trainer:
             max_tokens=own.max_tokens, temperature=own.temperature, seed=self.config.seed
         )
         for prompt in own.prompts:
-            text = continued(
-                self.objective,
-                self.work.tokenizer,
-                prompt,
-                sampling,
-                end_ids=self._end_ids(),
-                ranks=self.ranks,
-            )
+            with self.precision.autocast():  # in which sharded layers are gathered
+                text = continued(
+                    self.objective,
+                    self.work.tokenizer,
+                    prompt,
+                    sampling,
+                    end_ids=self._end_ids(),
+                    ranks=self.ranks,
+                )
             self._tell(Sampled(self.progress.step, prompt, text))
 
     def _save(self, metric: float | None = None) -> None:
@@ -298,20 +309,19 @@ class Trainer:
         Raises UserError for other changes, listed, and for a checkpoint that does not fit.
         """
         facts = read_state(path).facts
+        if set(facts) != set(self._facts()):
+            raise CheckpointError(f"{path}: was saved by another version of armillary")
         changed = refuse_changes(path, facts, self.config, self.work.train.fingerprint, allowed)
         load_checkpoint(
             path,
             self.objective,
             self.optimizer,
-            seed=self.config.seed,
+            # Where states are those of other processes; tensor peers must draw the same.
+            seed=self.ranks.seed(self.config.seed),
+            reseed=facts["sizes"] != asdict(self.ranks.sizes),
             report=lambda text: self._tell(Notice(self.progress.step, text)),
             verify=False,  # done when it was found
         )
-        if facts["sizes"] != asdict(self.ranks.sizes):
-            # States were saved by other processes; tensor peers must draw the same.
-            seed_random_states(
-                self.config.seed, facts["progress"]["step"], self.ranks.random_stream
-            )
         if changed:
             told = f"{', '.join(changed)} changed: the last bits are not those of the run before"
             self._tell(Notice(facts["progress"]["step"], told))
@@ -333,6 +343,8 @@ class Trainer:
         own, batches = self.config.validation, self.work.validation
         if not own.compressors or batches is None or not self.ranks.is_main:
             return {}
+        if batches.dataset.masked:
+            return {}  # of chats the model is measured on the answers alone
         return compressed_bits_per_byte(batches, own.rows)
 
     def _export(self) -> Path:

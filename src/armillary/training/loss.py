@@ -6,7 +6,7 @@ the whole step before `backward`.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,25 @@ class LossSum:
     total: Tensor
     cross_entropy: Tensor
     count: Tensor
+
+
+class VocabularyShare(Protocol):
+    """The part of a vocabulary that this process has the rows of, where several have one each.
+
+    Ids start … start + rows − 1 of `size`. The others compute the same tokens.
+    """
+
+    start: int
+    size: int
+
+    def spread(self, hidden: Tensor) -> Tensor:
+        """The same; its gradient is the sum of every process's."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of every process's tensor, without a gradient."""
+
+    def maximum(self, tensor: Tensor) -> Tensor:
+        """The elementwise maximum of every process's tensor, without a gradient."""
 
 
 def next_token_labels(
@@ -71,7 +90,13 @@ def next_token_labels(
 
 
 def next_token_loss(
-    decoder: Decoder, hidden: Tensor, labels: Tensor, *, z_loss: float = 0.0, chunk: int = CHUNK
+    decoder: Decoder,
+    hidden: Tensor,
+    labels: Tensor,
+    *,
+    z_loss: float = 0.0,
+    chunk: int = CHUNK,
+    share: VocabularyShare | None = None,
 ) -> LossSum:
     """The loss of a decoder's hidden states (B, T, d) for labels (B, T).
 
@@ -79,7 +104,7 @@ def next_token_loss(
         loss = next_token_loss(decoder, hidden, next_token_labels(tokens, documents))
 
     The head's matrix (the embedding's when tied), bias and soft cap are used as they are in the
-    decoder; z_loss and chunk as in `chunked_cross_entropy`.
+    decoder; z_loss, chunk and share as in `chunked_cross_entropy`.
     """
     head = decoder.head
     weight = decoder.embedding.weight if head.weight is None else head.weight
@@ -91,6 +116,7 @@ def next_token_loss(
         soft_cap=head.soft_cap,
         z_loss=z_loss,
         chunk=chunk,
+        share=share,
     )
 
 
@@ -103,6 +129,7 @@ def chunked_cross_entropy(
     soft_cap: float | None = None,
     z_loss: float = 0.0,
     chunk: int = CHUNK,
+    share: VocabularyShare | None = None,
 ) -> LossSum:
     """Σ (log Σ_v exp(logit_v) − logit_label) over the tokens with a label.
 
@@ -114,9 +141,13 @@ def chunked_cross_entropy(
     The gradients are made in the forward pass, while the logits are there: three products where
     computing the logits again would need four. So `backward` runs once, and where no gradient is
     wanted, `torch.no_grad()` saves two thirds of the work.
+    With a `share`, weight and bias are the rows of this process's part of the vocabulary, and the
+    loss is that of the whole.
     Raises ValueError for shapes that do not fit and for labels outside the vocabulary.
     """
-    _check(hidden, labels, weight, bias, chunk)
+    _check(hidden, labels, weight, bias, chunk, share)
+    if share is not None:
+        hidden = share.spread(hidden)
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -124,7 +155,7 @@ def chunked_cross_entropy(
     kept = (rows != IGNORED).nonzero().squeeze(-1)
     # Indexing copies; where every token counts, slices of what is there will do.
     places = None if kept.numel() == rows.numel() else kept
-    options = _Options(dtype, soft_cap, z_loss, chunk, torch.is_grad_enabled())
+    options = _Options(dtype, soft_cap, z_loss, chunk, torch.is_grad_enabled(), share)
     total, cross_entropy = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(-1, hidden.shape[-1]), weight, bias, rows, places, options
     )
@@ -132,7 +163,14 @@ def chunked_cross_entropy(
     return LossSum(total, cross_entropy, count)
 
 
-def _check(hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, chunk: int) -> None:
+def _check(
+    hidden: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    chunk: int,
+    share: VocabularyShare | None,
+) -> None:
     if hidden.shape[:-1] != labels.shape:
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} for hidden states of shape "
@@ -147,6 +185,8 @@ def _check(hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, 
         )
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; it must be 1 or more")
+    if share is not None:
+        size = share.size
     wrong = (labels != IGNORED) & ((labels < 0) | (labels >= size))
     if wrong.any():
         raise ValueError(
@@ -161,6 +201,7 @@ class _Options(NamedTuple):
     z_loss: float
     chunk: int
     with_gradients: bool
+    share: VocabularyShare | None
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -236,6 +277,8 @@ def _run_chunks(
         of_chunk = _run_chunk(hidden, weight, bias, labels, part, options, gradients)
         cross_entropy += of_chunk[0]
         squares += of_chunk[1]
+    if options.share is not None:
+        cross_entropy = options.share.sum(cross_entropy)
     return cross_entropy, squares
 
 
@@ -248,14 +291,15 @@ def _run_chunk(
     options: _Options,
     gradients: list[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
-    """The same of the rows `part`."""
+    """The same of the rows `part`; cross-entropy only of the labels in this process's share."""
     x, label = hidden[part].to(options.dtype), labels[part].unsqueeze(-1)
     log_p, log_sum, slopes = _log_probabilities(F.linear(x, weight, bias), label, options)
-    sums = -log_p.gather(-1, label).sum(), log_sum.square().sum()
+    label, hit = _in_share(label, log_p, options)
+    sums = -(log_p.gather(-1, label) * hit).sum(), log_sum.square().sum()
     of_hidden, of_weight, of_bias = gradients
     if of_hidden is None and of_weight is None and of_bias is None:
         return sums
-    of_logits = _gradient_of_logits(log_p, log_sum, slopes, label, options)
+    of_logits = _gradient_of_logits(log_p, log_sum, slopes, label, hit, options)
     if of_bias is not None:
         of_bias += of_logits.sum(0)
     narrow = of_logits.to(options.dtype)
@@ -274,18 +318,41 @@ def _log_probabilities(
     if options.soft_cap is not None:
         bounded = torch.tanh(logits / options.soft_cap)
         logits, slopes = options.soft_cap * bounded, 1 - bounded.square()
+    if options.share is not None:
+        return *_log_softmax_of_shares(logits.to(_wide(options.dtype)), options.share), slopes
     log_p = torch.log_softmax(logits, -1, dtype=_wide(options.dtype))
     return log_p, logits.gather(-1, label).to(log_p.dtype) - log_p.gather(-1, label), slopes
 
 
+def _log_softmax_of_shares(logits: Tensor, share: VocabularyShare) -> tuple[Tensor, Tensor]:
+    """Logits (C, rows) of this share → log p of the whole softmax, and its log-sum-exp (C, 1)."""
+    top = share.maximum(logits.amax(-1, keepdim=True))
+    log_sum = top + share.sum((logits - top).exp_().sum(-1, keepdim=True)).log_()
+    return logits - log_sum, log_sum
+
+
+def _in_share(label: Tensor, log_p: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
+    """The column of each label (C, 1), and 1 where there is one, else 0 (and any column)."""
+    if options.share is None:
+        return label, torch.ones_like(label, dtype=log_p.dtype)
+    column = label - options.share.start
+    hit = (column >= 0) & (column < log_p.shape[-1])
+    return column.where(hit, 0), hit.to(log_p.dtype)
+
+
 def _gradient_of_logits(
-    log_p: Tensor, log_sum: Tensor, slopes: Tensor | None, label: Tensor, options: _Options
+    log_p: Tensor,
+    log_sum: Tensor,
+    slopes: Tensor | None,
+    label: Tensor,
+    hit: Tensor,
+    options: _Options,
 ) -> Tensor:
     """(p − one-hot + 2z·log-sum-exp·p) · slopes, (C, V), in the place of log p."""
     of_logits = log_p.exp_()
     if options.z_loss:
         of_logits.mul_(1 + 2 * options.z_loss * log_sum)
-    of_logits.scatter_add_(-1, label, torch.full_like(log_sum, -1.0))
+    of_logits.scatter_add_(-1, label, -hit)
     return of_logits if slopes is None else of_logits.mul_(slopes)
 
 

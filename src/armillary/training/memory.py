@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from torch.distributed.tensor import Shard
+
 from armillary.config import DecoderConfig, LayerConfig
 from armillary.diagnosis.size import Weight, forward_flops, layer_groups, outer_steps
 from armillary.errors import ConfigError
 from armillary.training.activations import Adapted, Kept, Pass, layer_kept, outside_kept, widest
 from armillary.training.loss import CHUNK
-from armillary.training.parallel.config import Sizes, check_parallel
+from armillary.training.parallel.config import Sizes, shares_vocabulary
+from armillary.training.parallel.tensor import share_of
 from armillary.training.run_config import RunConfig
 
 ITEMS = ("weights", "gradients", "optimiser", "activations", "logits", "batch")
@@ -28,6 +31,7 @@ pass begins; it ends, and only one layer's activations are left, but all gradien
 embedding's gradient and the optimiser's step."""
 
 _WIDE = 4  # bytes of weights, gradients, optimiser state and sums
+_LAYER = "layers.0."  # where a layer's weights stand in a decoder; any number will do
 
 
 @dataclass(frozen=True)
@@ -138,21 +142,6 @@ def least_ranks(config: RunConfig) -> int:
     return max(own.shard, 1) * own.replicate * own.tensor * own.context
 
 
-def sizes_of(config: RunConfig, decoder: DecoderConfig, ranks: int) -> Sizes:
-    """How `ranks` processes share the run. Raises ConfigError for what does not divide."""
-    own, parallel = config.train, config.parallel
-    # All rows that a process gets, when nothing smaller is asked for.
-    share = own.batch_size * parallel.tensor * parallel.context // ranks
-    return check_parallel(
-        parallel,
-        decoder,
-        world=ranks,
-        length=config.data.length,
-        batch_size=own.batch_size,
-        micro_batch=own.micro_batch_size or max(share, 1),
-    )
-
-
 def to_fit(
     config: RunConfig,
     decoder: DecoderConfig,
@@ -233,7 +222,7 @@ class _Run:
 
     def __init__(self, config: RunConfig, decoder: DecoderConfig, ranks: int) -> None:
         self.config, self.decoder, own = config, decoder, config.train
-        self.sizes = sizes_of(config, decoder, ranks)
+        self.sizes = config.sizes(decoder, ranks)
         self.precision = "bfloat16" if own.precision == "auto" else own.precision
         self.narrow = _WIDE if self.precision == "float32" else 2
         rows = own.batch_size // self.sizes.data
@@ -277,8 +266,14 @@ class _Run:
 
     @property
     def table(self) -> int:
-        """V × d."""
-        return self.decoder.vocab_size * self.decoder.d_model
+        """V × d, of the ids that a process has the rows of."""
+        return self.ids * self.decoder.d_model
+
+    @property
+    def ids(self) -> int:
+        """V, or a process's share of it."""
+        split = shares_vocabulary(self.decoder, self.sizes.tensor)
+        return self.decoder.vocab_size // (self.sizes.tensor if split else 1)
 
     def _layers(self) -> Iterator[_Layers]:
         for group in layer_groups(self.decoder, 1, 1):
@@ -288,9 +283,11 @@ class _Run:
                 adapted = self._adapted(index, weights)
                 alike[adapted] = alike.get(adapted, 0) + 1
             for adapted, number in alike.items():
-                shares = [self._share(weight, adapted is None) for weight in weights]
+                shares = [self._share(weight, adapted is None, _LAYER) for weight in weights]
                 if adapted is not None:
-                    shares += [self._share(weight, True) for weight in _adapters(adapted, weights)]
+                    shares += [
+                        self._share(weight, True, _LAYER) for weight in _adapters(adapted, weights)
+                    ]
                 yield _Layers(number, group.layer, adapted, tuple(shares))
 
     def _adapted(self, index: int, weights: list[Weight]) -> Adapted | None:
@@ -305,27 +302,15 @@ class _Run:
         )
         return Adapted(projections, lora.rank, lora.dropout > 0)
 
-    def _share(self, weight: Weight, trains: bool) -> _Share:
+    def _share(self, weight: Weight, trains: bool, where: str = "") -> _Share:
         shape = list(weight.shape)
-        dimension = _split_dimension(weight.name)
-        if dimension is not None:
-            shape[dimension] //= self.sizes.tensor
+        placement = share_of(where + weight.name, self.decoder, self.sizes.tensor).placement
+        if isinstance(placement, Shard):
+            shape[placement.dim] //= self.sizes.tensor
         used = math.prod(shape)
         # Rows are dealt out; the first process has as many as any.
         shape[0] = -(-shape[0] // (self.sizes.shard * self.sizes.context))
         return _Share(weight, weight.count, used, math.prod(shape), trains)
-
-
-def _split_dimension(name: str) -> int | None:
-    """Which dimension of a layer's weight tensor parallel processes share, as `tensor.py` plans."""
-    patterns = {
-        "attention.[qkv].*": 0,
-        "attention.out.weight": 1,
-        "feedforward.gate.*": 0,
-        "feedforward.up.*": 0,
-        "feedforward.down.weight": 1,
-    }
-    return next((dim for pattern, dim in patterns.items() if fnmatchcase(name, pattern)), None)
 
 
 def _adapters(adapted: Adapted, weights: list[Weight]) -> Iterator[Weight]:
@@ -440,7 +425,7 @@ def _logits(run: _Run) -> Iterator[Term]:
     copies = run.narrow + _WIDE * is_narrow + _WIDE
     if run.decoder.final_soft_cap is not None:
         copies += 2 * run.narrow
-    logits = chunk * run.decoder.vocab_size * copies
+    logits = chunk * run.ids * copies
     yield Term("logits", f"logits of {chunk} tokens", logits)
     if is_narrow:
         yield Term("logits", f"head in {run.precision}", run.narrow * run.table)

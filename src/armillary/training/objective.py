@@ -9,7 +9,7 @@ from typing import overload
 from torch import Tensor, nn
 
 from armillary.decoder import Decoder, SequencePart
-from armillary.training.loss import CHUNK, LossSum, next_token_loss
+from armillary.training.loss import CHUNK, LossSum, VocabularyShare, next_token_loss
 
 
 class Objective(nn.Module):
@@ -19,7 +19,8 @@ class Objective(nn.Module):
         (loss.total / count_of_the_whole_step).backward()
 
     z_loss and chunk as in `chunked_cross_entropy`. The decoder's parameters keep their names under
-    `decoder.`. With a `part` of the sequences, the loss is that of its places.
+    `decoder.`. With a `part` of the sequences, the loss is that of its places; a `share` says which
+    part of the vocabulary the embedding and the head have the rows of.
     """
 
     def __init__(self, decoder: Decoder, *, z_loss: float = 0.0, chunk: int = CHUNK) -> None:
@@ -28,6 +29,7 @@ class Objective(nn.Module):
         self.z_loss = z_loss
         self.chunk = chunk
         self.part: SequencePart | None = None
+        self.share: VocabularyShare | None = None
 
     @overload
     def forward(
@@ -60,4 +62,11 @@ class Objective(nn.Module):
         )
         if self.part is not None:
             labels = self.part.take(labels)
-        return next_token_loss(self.decoder, hidden, labels, z_loss=self.z_loss, chunk=self.chunk)
+        return next_token_loss(
+            self.decoder,
+            hidden,
+            labels,
+            z_loss=self.z_loss,
+            chunk=self.chunk,
+            share=self.share,
+        )

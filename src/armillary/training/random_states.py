@@ -56,9 +56,9 @@ def restore_random_states(states: Mapping[str, Any], where: str) -> list[str]:
     return notices
 
 
-def seed_random_states(seed: int, step: int, rank: int) -> None:
-    """Give every generator a state that is a function of seed, step and rank."""
-    words = np.random.SeedSequence([seed, step, rank]).generate_state(3)
+def seed_random_states(seed: int, step: int) -> None:
+    """Give every generator a state that is a function of seed and step."""
+    words = np.random.SeedSequence([seed, step]).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
     torch.manual_seed(int(words[2]))

@@ -15,12 +15,10 @@ from armillary.training.checkpoint_folder import CheckpointFolder
 from armillary.training.events import Event, Listener, Notice, RunEnded
 from armillary.training.log import JsonLog
 from armillary.training.loop import CHECKPOINTS, Trainer
-from armillary.training.parallel.config import Sizes, check_parallel
 from armillary.training.parallel.ranks import Ranks, start_ranks, world_size
 from armillary.training.precision import Precision
 from armillary.training.run_config import RunConfig
 from armillary.training.setup import (
-    Opened,
     Progress,
     device_of,
     open_model,
@@ -53,7 +51,7 @@ def train(
     """
     device = device_of(config)
     opened = open_model(config, progress)
-    sizes = sizes_of(config, opened, world_size())
+    sizes = config.sizes(opened.decoder, world_size())
     with (
         start_ranks(sizes, device) as ranks,
         _alone(config, ranks),
@@ -75,21 +73,6 @@ def train(
         if ranks.is_main:
             write_summary(Path(config.out) / LOG, Path(config.out) / SUMMARY)
         return ended
-
-
-def sizes_of(config: RunConfig, opened: Opened, world: int) -> Sizes:
-    """How `world` processes share the run. Raises ConfigError for what does not divide."""
-    own, parallel = config.train, config.parallel
-    # All that a process gets, when nothing smaller is asked for.
-    share = own.batch_size * parallel.tensor * parallel.context // world
-    return check_parallel(
-        parallel,
-        opened.decoder,
-        world=world,
-        length=config.data.length,
-        batch_size=own.batch_size,
-        micro_batch=own.micro_batch_size or max(share, 1),
-    )
 
 
 @contextlib.contextmanager

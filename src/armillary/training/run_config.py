@@ -14,12 +14,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from armillary.config import DecoderConfig
 from armillary.errors import ConfigError
 from armillary.strict_dict import nearest
 from armillary.strict_yaml import parse_yaml, read_text
 from armillary.training.lora import LoraConfig
 from armillary.training.optimizer import OptimizerConfig
-from armillary.training.parallel.config import ParallelConfig
+from armillary.training.parallel.config import ParallelConfig, Sizes, check_parallel
 from armillary.training.schedule import ScheduleConfig
 
 Count = Annotated[int, Field(ge=1)]
@@ -104,6 +105,10 @@ class DataSettings(_Section):
     )
     field: str | None = Field(
         None, description="Key of JSON lines, or column of a table, that holds the text or chat."
+    )
+    end_token: str | None = Field(
+        None,
+        description="The control token after each document; the tokenizer's end token if left out.",
     )
     validation: Share = Field(
         0.01, description="Share of the documents that is held out, when sources are prepared."
@@ -195,8 +200,15 @@ class ValidationSettings(_Section):
     """The loss on held-out documents."""
 
     every: CountOrNone = Field(100, description="Steps between validations; 0 is at the end only.")
+    at_start: bool | None = Field(
+        None,
+        description="Whether there is one before the first step; where a model is gone on from if "
+        "left out.",
+    )
     rows: Count | None = Field(
-        None, description="How many rows at most, the same ones each time; all if left out."
+        None,
+        description="How many rows, drawn once from all held-out ones and rounded up to whole "
+        "batches; all if left out.",
     )
     batch_size: Count = Field(8, description="Rows that a process computes at once.")
     compressors: bool = Field(
@@ -298,9 +310,28 @@ class RunConfig(_Section):
             final=own.final,
         )
 
+    def validates_at_start(self) -> bool:
+        """Whether what steps gain is measured from before the first; chance's loss needs none."""
+        asked = self.validation.at_start
+        return self.model.checkpoint is not None if asked is None else asked
+
     def adapters(self) -> LoraConfig | None:
         """The settings of the adapters, where there are some."""
         return None if self.lora is None else LoraConfig(**self.lora.model_dump())
+
+    def sizes(self, decoder: DecoderConfig, world: int) -> Sizes:
+        """How `world` processes share the run. Raises ConfigError for what does not divide."""
+        own, parallel = self.train, self.parallel
+        # All rows that a process gets, when nothing smaller is asked for.
+        share = own.batch_size * parallel.tensor * parallel.context // world
+        return check_parallel(
+            parallel,
+            decoder,
+            world=world,
+            length=self.data.length,
+            batch_size=own.batch_size,
+            micro_batch=own.micro_batch_size or max(share, 1),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; every key is there."""
@@ -436,6 +467,8 @@ def _explained(error: ValidationError) -> str:
         text = f"{path}: {said}" if path else said
     else:
         wanted = problem["msg"].replace("Input should be", "must be")
+        for theirs, ours in (("valid array", "list"), ("valid string", "text")):
+            wanted = wanted.replace(theirs, ours)
         text = f"{path} {wanted}, found {problem['input']!r}"
     more = len(problems) - 1
     return text + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from armillary.checkpoints import Checkpoint, open_checkpoint
 from armillary.checkpoints.locate import locate
@@ -25,12 +26,14 @@ from armillary.decoder import Decoder
 from armillary.errors import UserError
 from armillary.files import write_directory_atomically
 from armillary.tokenizer import Tokenizer
+from armillary.training.lora import add_lora
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.precision import Compute
 from armillary.training.run_config import RunConfig
-from armillary.weights import build_filled
+from armillary.weights import build_filled, read
 
 TOKENIZER, DATA = "tokenizer", "data"
+Weights = Callable[[str], Tensor]
 Transferred = Callable[[str, int, int | None], None]
 
 
@@ -54,10 +57,12 @@ class Opened:
 class Work:
     """What a run works on.
 
-    `generation` is what the checkpoint that is gone on from says of sampling and end tokens.
+    `weights` gives the decoder's where it is on the meta device (see `parallelise`). `generation`
+    is what the checkpoint that is gone on from says of sampling and end tokens.
     """
 
     decoder: Decoder
+    weights: Weights | None
     tokenizer: Tokenizer
     train: PackedBatches
     validation: PackedBatches | None
@@ -82,7 +87,12 @@ def open_model(config: RunConfig, progress: Progress | None = None) -> Opened:
             max_positions=config.data.length,
             **model.uniform.model_dump(),
         )
-    return Opened(_with_dropout(decoder, model.dropout), source)
+    decoder = _with_dropout(decoder, model.dropout)
+    adapters = config.adapters()
+    if adapters is not None:  # patterns that match nothing are told before data is prepared
+        with torch.device("meta"):
+            add_lora(Decoder(decoder), adapters)
+    return Opened(decoder, source)
 
 
 def _vocab_size(config: RunConfig, told: Transferred | None) -> int:
@@ -124,9 +134,14 @@ def prepare_run(
         )
     train, validation = _batches(config, directory, tokenizer, ranks)
     if validation is None:
-        notices.append("no document is held out; there is no validation")
+        notices.append(
+            "no document is held out, so there is no validation; "
+            "prepare with a larger share of validation"
+        )
+    decoder, weights = _decoder(config, opened, ranks)
     return Work(
-        decoder=_decoder(config, opened, ranks.device),
+        decoder=decoder,
+        weights=weights,
         tokenizer=tokenizer,
         train=train,
         validation=validation,
@@ -158,6 +173,7 @@ def _text(
         format=data.format,
         validation=data.validation,
         seed=config.seed,
+        end_token=data.end_token,
         workers=data.workers,
         progress=progress.prepared if ranks.is_main else None,
     )
@@ -220,15 +236,33 @@ def _batches(
     return train, batches(VALIDATION, config.validation.batch_size * ranks.data_ranks)
 
 
-def _decoder(config: RunConfig, opened: Opened, device: torch.device) -> Decoder:
-    """The decoder with float32 weights: read, or drawn from the seed."""
-    if opened.source is not None:
-        return build_filled(opened.decoder, opened.source.tensors, device=device).train()
+def _decoder(config: RunConfig, opened: Opened, ranks: Ranks) -> tuple[Decoder, Weights | None]:
+    """The decoder with float32 weights, read or drawn from the seed.
+
+    Of several processes none holds all of them: it is on the meta device then, and with it comes
+    what gives each weight. Adapters stand beside weights that are there.
+    """
+    source, std = opened.source, config.model.init_std
+    generator = torch.Generator(ranks.device).manual_seed(config.seed)
+    if source is not None and (ranks.world == 1 or config.lora is not None):
+        decoder = build_filled(opened.decoder, source.tensors, device=ranks.device)
+        return decoder.train(), None
     with torch.device("meta"):
-        decoder = Decoder(opened.decoder)
-    decoder = decoder.to_empty(device=device)
-    decoder.initialise(config.model.init_std, torch.Generator(device).manual_seed(config.seed))
-    return decoder.train()
+        decoder = Decoder(opened.decoder).train()
+    if ranks.world == 1 or config.lora is not None:
+        decoder = decoder.to_empty(device=ranks.device)
+        decoder.initialise(std, generator)
+        return decoder, None
+    if source is not None:
+        return decoder, lambda name: read(source.tensors[name], torch.float32)
+    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+
+    def drawn(name: str) -> Tensor:
+        whole = torch.empty(shapes[name], device=ranks.device)
+        decoder.draw(name, whole, std, generator)
+        return whole
+
+    return decoder, drawn
 
 
 def device_of(config: RunConfig) -> str:

@@ -164,13 +164,11 @@ class _Writer(StorageWriter):
         for item in plan.items:
             assert item.tensor_data is not None
             chunk = item.tensor_data.chunk
-            # A rank with nothing of an unevenly divided tensor has a piece without numbers.
-            if math.prod(chunk.sizes) or not math.prod(item.tensor_data.size):
-                name = item.index.fqn
-                encoding = ENCODINGS[item.tensor_data.properties.dtype]
-                data = _bytes(planner, item)
-                tensors.append(TensorToWrite(name, encoding, tuple(chunk.sizes), data))
-                places[name] = {_OFFSETS: list(chunk.offsets)}
+            name = item.index.fqn
+            encoding = ENCODINGS[item.tensor_data.properties.dtype]
+            data = _bytes(planner, item)
+            tensors.append(TensorToWrite(name, encoding, tuple(chunk.sizes), data))
+            places[name] = {_OFFSETS: list(chunk.offsets)}
             results.append(WriteResult(item.index, 0, None))
         metadata = {_PLACES: json.dumps(places), **_VERSION}
         write_safetensors(self.path, tensors, metadata)

@@ -134,7 +134,7 @@ def _text_source(flat: Mapping[str, Any]) -> str:
 
 
 def _outcome(history: History) -> str:
-    last, best, end = history.last_validation, history.best_validation, history.end
+    last, best, end = history.last_validation, history.better_validation, history.end
     sentence = "Its loss on held-out text was not measured"
     if last is not None:
         sentence = (
@@ -144,7 +144,7 @@ def _outcome(history: History) -> str:
         compressors = end.compressors if end else {}
         needs = [f"{_whole(name)} needs {loss_text(bits)}" for name, bits in compressors.items()]
         sentence += f"; on the same text {' and '.join(needs)}" if needs else ""
-        if best is not None and best.loss < last.loss:
+        if best is not None:
             sentence += (
                 f"; its best was {loss_text(best.loss)} nats per token after step {best.step:,}"
             )
@@ -384,7 +384,7 @@ def _chosen(
             if default == "null":
                 yield key, "as follows"
             yield from _chosen(value, by_default, f"{key}.")
-        elif default == "" or yaml.safe_load(default) != value:
+        elif yaml.safe_load(default) != value:  # what must be given has no default
             yield key, value
 
 

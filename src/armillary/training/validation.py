@@ -9,7 +9,6 @@ import lzma
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ def held_out_loss(
     ranks: Ranks,
     rows: int | None = None,
 ) -> HeldOutLoss:
-    """The loss on the first `rows` rows (all when None), the same on any number of ranks.
+    """The loss on some `rows` rows (all when None), the same ones on any number of ranks.
 
     The objective is left as it was, in training or not. Dropout is off.
     """
@@ -57,7 +56,7 @@ def held_out_loss(
     weights = batches.dataset.token_bytes
     try:
         with torch.no_grad(), precision.autocast():
-            for batch in _first(batches, rows):
+            for batch in _some(batches, rows):
                 loss = objective(*arguments(batch, ranks.device))
                 (nats,) = ranks.sum_of_parts([float(loss.cross_entropy)])
                 labels = batch.labels[batch.labels != IGNORED]
@@ -68,9 +67,16 @@ def held_out_loss(
     return HeldOutLoss(float(sums[0]), int(sums[1]), int(sums[2]))
 
 
-def _first(batches: PackedBatches, rows: int | None) -> Iterator[Batch]:
-    count = None if rows is None else -(-rows // batches.batch_size)
-    return islice(batches.once(), count)
+def _some(batches: PackedBatches, rows: int | None) -> Iterator[Batch]:
+    """All rows, or the least whole batches that hold so many, drawn from all documents alike.
+
+    Rows as they are planned go on in one document after another: the first would be of a few.
+    """
+    size = batches.batch_size
+    count = batches.n_rows if rows is None else -(-rows // size)
+    if count * size > batches.n_rows:
+        return batches.once()
+    return map(batches.batch, range(count))
 
 
 def compressed_bits_per_byte(batches: PackedBatches, rows: int | None = None) -> dict[str, float]:
@@ -86,7 +92,7 @@ def compressed_bits_per_byte(batches: PackedBatches, rows: int | None = None) ->
         mode=batches.mode,
         shuffle=batches.shuffle,
     )
-    text = b"".join(_text(batch, batches.dataset) for batch in _first(whole, rows))
+    text = b"".join(_text(batch, batches.dataset) for batch in _some(whole, rows))
     if not text:
         return {}
     sizes = {

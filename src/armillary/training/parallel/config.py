@@ -91,12 +91,23 @@ def check_parallel(
         )
     at_once = sizes.data * micro_batch
     if batch_size % at_once:
+        spread = (
+            f": {sizes.data} data ranks (replicate {sizes.replicate} × shard {sizes.shard}) with "
+            f"{micro_batch} rows each"
+        )
         raise ConfigError(
-            f"{batch_size} rows a step do not divide by the {at_once} taken at once: "
-            f"{sizes.data} data ranks (replicate {sizes.replicate} × shard {sizes.shard}) with "
-            f"{micro_batch} rows each; make the rows a multiple of {at_once}"
+            f"{batch_size} rows a step do not divide by the {at_once} taken at once"
+            f"{spread if sizes.data > 1 else ''}; make the rows a multiple of {at_once}"
         )
     return sizes
+
+
+def shares_vocabulary(decoder: DecoderConfig, tensor: int) -> bool:
+    """Whether the rows of embedding and head are shared out: where the vocabulary divides.
+
+    Where it does not, all have all of it. A checkpoint's is not to be chosen, so it is not refused.
+    """
+    return tensor > 1 and decoder.vocab_size % tensor == 0
 
 
 def _resolve(config: ParallelConfig, world: int) -> Sizes:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import distributed
@@ -157,6 +158,9 @@ def start_ranks(sizes: Sizes, device: str = "cpu") -> Iterator[Ranks]:
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
             device_id=place if place.type == "cuda" else None,
+            # The others wait for as long as the first prepares data or writes a model. Who dies
+            # meanwhile is noticed by torchrun, which ends them all.
+            timeout=timedelta(hours=12),
         )
     try:
         yield _placed(sizes, rank, place)

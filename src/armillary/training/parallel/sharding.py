@@ -6,8 +6,13 @@ layer's weights before it runs.
 """
 
 import logging
+from collections.abc import Callable
 
-from torch.distributed.fsdp import FSDPModule, fully_shard
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from armillary.training.checkpointing import checkpoint_layers
 from armillary.training.objective import Objective
@@ -23,18 +28,25 @@ def parallelise(
     checkpoint: bool = False,
     compile: bool = False,
     reshard: bool = True,
+    weights: Callable[[str], Tensor] | None = None,
+    compute: torch.dtype | None = None,
 ) -> None:
     """Split an objective's weights, and each pass, over the ranks, in place.
 
-    Every rank gives the same weights; afterwards each parameter is a DTensor that holds this
-    rank's share, and `backward` leaves in its gradient the sum over all ranks, so that losses are
-    to be divided by the token count of the whole step. On one process only `checkpoint` and
-    `compile` do something. Build the optimiser afterwards.
+    Every rank gives the same weights, or for an objective on the meta device `weights`. Afterwards
+    each parameter is a DTensor that holds this rank's share, and `backward` leaves in its gradient
+    the sum over all ranks, so that losses are to be divided by the token count of the whole step.
+    On one process only `checkpoint`, `compile` and `weights` do something. Build the optimiser
+    afterwards.
 
     checkpoint  compute each layer again in the backward pass (see `checkpoint_layers`)
     compile     compile each layer by itself
     reshard     give a layer's gathered weights back after its forward pass and gather them again
                 for its backward pass: less memory, a half more communication
+    weights     gives each of the decoder's parameters whole, by its name and in their order; what
+                is not this rank's share is dropped, so that no rank ever holds the model
+    compute     the type that autocast multiplies in, if it does: layers are gathered in it. Else
+                autocast's own copies of all layers would stay until the backward pass
     """
     decoder = objective.decoder
     if ranks.mesh is not None and ranks.sizes.tensor > 1:
@@ -48,11 +60,26 @@ def parallelise(
     if compile:
         for layer in decoder.layers:
             layer.compile()
-    if ranks.mesh is None:
-        return
-    mesh = ranks.mesh["replicate", "shard"] if ranks.sizes.replicate > 1 else ranks.mesh["shard"]
-    for layer in decoder.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    if ranks.mesh is not None:
+        _shard(objective, ranks, ranks.mesh, reshard, compute)
+    if weights is not None:
+        _fill(objective, ranks, weights)
+
+
+def _shard(
+    objective: Objective,
+    ranks: Ranks,
+    whole: DeviceMesh,
+    reshard: bool,
+    compute: torch.dtype | None,
+) -> None:
+    """FSDP2 around each layer and around what is outside of them."""
+    mesh = whole["replicate", "shard"] if ranks.sizes.replicate > 1 else whole["shard"]
+    # Gradients are summed in the weights' own type. What is outside the layers is used in it too.
+    narrow = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy() if compute in (None, torch.float32) else narrow
+    for layer in objective.decoder.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(objective, mesh=mesh)
     for module in objective.modules():
         if isinstance(module, FSDPModule):
@@ -60,6 +87,32 @@ def parallelise(
             module.set_gradient_divide_factor(1.0)
             # Otherwise dividing by 1 asks for a scaled sum, which only NCCL has.
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _fill(objective: Objective, ranks: Ranks, weights: Callable[[str], Tensor]) -> None:
+    """Give an objective on the meta device memory for its shares, and the weights."""
+    objective.to_empty(device=ranks.device)
+    for name, parameter in objective.decoder.named_parameters():
+        whole = weights(name)
+        if whole.shape != parameter.shape:
+            raise ValueError(f"{name}: {tuple(whole.shape)} given, {tuple(parameter.shape)} needed")
+        if isinstance(parameter, DTensor):
+            parameter.to_local().detach().copy_(_share(whole, parameter))
+        else:
+            parameter.detach().copy_(whole)
+
+
+def _share(whole: Tensor, of: DTensor) -> Tensor:
+    """This rank's part of a tensor: first by the tensor plan, then FSDP2's rows of that."""
+    mesh = of.device_mesh
+    assert mesh.mesh_dim_names is not None
+    placements = dict(zip(mesh.mesh_dim_names, of.placements, strict=True))
+    by_plan = placements.get("tensor")
+    if isinstance(by_plan, Shard):
+        whole = whole.chunk(mesh["tensor"].size(), by_plan.dim)[mesh.get_local_rank("tensor")]
+    rows = whole.chunk(mesh["shard"].size())
+    number = mesh.get_local_rank("shard")
+    return rows[number] if number < len(rows) else whole[:0]
 
 
 def synchronise(objective: Objective, last: bool) -> None:

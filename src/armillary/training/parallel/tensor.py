@@ -24,9 +24,12 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
+from armillary.config import DecoderConfig
 from armillary.errors import ConfigError
 from armillary.training.lora import LoraLinear
 from armillary.training.objective import Objective
+from armillary.training.parallel.config import shares_vocabulary
+from armillary.training.parallel.vocabulary import share_vocabulary, spread, summed
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ _WHOLE = Share(Replicate(), Replicate())
 _WHOLE_ON_A_PART = Share(Replicate(), Partial())
 _ONCE = Share(Replicate(), Partial(), once=True)
 
-# The first that fits; heads and channels of d_ff are rows of the first group and columns of the
+# Heads and channels of d_ff are rows of the first group and columns of the
 # second. Of q_norm and k_norm every process sees its own heads.
 PLAN = (
     ("layers.*.attention.[qkv].*", _OUTPUTS),
@@ -67,9 +70,22 @@ PLAN = (
 )
 
 
-def share_of(name: str) -> Share:
+# Before it, where the vocabulary divides: its ids are rows.
+VOCABULARY_PLAN = (
+    ("embedding.weight", _OUTPUTS),
+    ("head.*", _OUTPUTS),
+)
+
+
+def plan_of(config: DecoderConfig, tensor: int) -> tuple[tuple[str, Share], ...]:
+    """Patterns over a decoder's parameters, for `tensor` processes; the first that fits counts."""
+    return (*VOCABULARY_PLAN, *PLAN) if shares_vocabulary(config, tensor) else PLAN
+
+
+def share_of(name: str, config: DecoderConfig, tensor: int) -> Share:
     """A parameter's place in the plan, by its name in the decoder."""
-    return next(share for pattern, share in PLAN if fnmatchcase(name, pattern))
+    plan = plan_of(config, tensor)
+    return next(share for pattern, share in plan if fnmatchcase(name, pattern))
 
 
 def split_tensors(objective: Objective, mesh: DeviceMesh) -> None:
@@ -87,7 +103,7 @@ def split_tensors(objective: Objective, mesh: DeviceMesh) -> None:
     places: dict[nn.Module, list[_Place]] = {}
     for path, module in decoder.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            share = share_of(f"{path}.{name}")
+            share = share_of(f"{path}.{name}", decoder.config, mesh.size())
             split = distribute_tensor(parameter.data, mesh, [share.placement], src_data_rank=None)
             module.register_parameter(
                 name, nn.Parameter(split, requires_grad=parameter.requires_grad)
@@ -99,6 +115,8 @@ def split_tensors(objective: Objective, mesh: DeviceMesh) -> None:
             _Shares(_within(part, places)).attach(part)
         for name in ("attention", "feedforward"):
             _sum_over(layer.get_submodule(name), mesh)
+    if shares_vocabulary(decoder.config, mesh.size()):
+        objective.share = share_vocabulary(decoder, mesh)
     # The loss reads the head's weights directly, so these are there for the whole pass.
     outside = [child for child in decoder.children() if child is not decoder.layers]
     _Shares([place for child in outside for place in _within(child, places)]).attach(objective)
@@ -146,12 +164,10 @@ def _sum_over(part: nn.Module, mesh: DeviceMesh) -> None:
     """Sum what a part gives over the group, and backward the gradients of what it was given."""
 
     def before(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        x = DTensor.from_local(arguments[0], mesh, [Replicate()], run_check=False)
-        return x.to_local(grad_placements=[Partial()]), *arguments[1:]
+        return spread(arguments[0], mesh), *arguments[1:]
 
     def after(_module: nn.Module, _arguments: Any, result: Tensor) -> Tensor:
-        partial = DTensor.from_local(result, mesh, [Partial()], run_check=False)
-        return partial.redistribute(placements=[Replicate()]).to_local()
+        return summed(result, mesh)
 
     part.register_forward_pre_hook(before)
     part.register_forward_hook(after)

@@ -1,0 +1,237 @@
+"""`armillary extend`: plan a longer window, and write a model that has it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from armillary.cli._model import read_checkpoint, read_model
+from armillary.cli._options import Debug, IgnoreKey, Json
+from armillary.errors import UserError
+
+
+def extend(
+    action: Annotated[
+        Literal["plan", "apply"],
+        typer.Argument(metavar="plan|apply", help="What to do.", show_default=False),
+    ],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="An alias (smollm2-135m), a directory, a .gguf file, or a Hub repository "
+            "(owner/name); for plan also a configuration (.yaml, .json).",
+            show_default=False,
+        ),
+    ],
+    *,
+    to: Annotated[
+        int,
+        typer.Option(
+            "--to", metavar="N", min=1, help="The window to have, in tokens.", show_default=False
+        ),
+    ],
+    rule: Annotated[
+        Literal["none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope"] | None,
+        typer.Option(
+            metavar="RULE",
+            help="none, linear, ntk, dynamic, yarn, llama3 or longrope; plan shows all of them "
+            "when left out.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="apply: where to; what armillary saved there before is replaced.",
+            show_default=False,
+        ),
+    ] = None,
+    factor: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="By how much the window grows; target / original window when left out.",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    over: Annotated[
+        Literal["replace", "multiply"] | None,
+        typer.Option(
+            metavar="HOW",
+            help="Where the model carries a rule already: replace it, or multiply its factor.",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    original_window: Annotated[
+        int | None,
+        typer.Option(
+            metavar="L",
+            min=1,
+            help="The window before any rule; the model's own when left out.",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    beta_fast: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TURNS",
+            help="yarn: pairs that turn this often in the original window stay (32).",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    beta_slow: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TURNS",
+            help="yarn: pairs that turn no more than this are interpolated (1).",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    truncate: Annotated[
+        bool | None,
+        typer.Option(
+            "--truncate/--no-truncate",
+            help="yarn: round the ends of the ramp to whole pairs (yes).",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    attention_factor: Annotated[
+        float | None,
+        typer.Option(
+            metavar="A",
+            help="yarn, longrope: what cos and sin are multiplied by; the rule's own formula when "
+            "left out.",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    low: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TURNS",
+            help="llama3: pairs that turn less than this are interpolated (1).",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    high: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TURNS",
+            help="llama3: pairs that turn more than this stay (4).",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    short_factors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="longrope: a JSON list of divisors, one a channel pair, for texts within the "
+            "original window.",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    long_factors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="longrope: the same for longer texts.",
+            rich_help_panel="Rule",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float64"] | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Number type of the weights: float32, bfloat16, float16 or float64. Left out, "
+            "plan counts float32, and apply keeps what it finds (quantised weights as float32).",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["auto", "huggingface", "armillary"],
+        typer.Option(
+            metavar="FORMAT",
+            help="apply: huggingface or armillary; auto takes the first where it can say it all.",
+            rich_help_panel="Output",
+        ),
+    ] = "auto",
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="plan: draw the frequencies before and after (.svg or .png).",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+    ignore_key: IgnoreKey = None,
+    debug: Debug = False,
+) -> None:
+    """Plan a longer window, or write a model that has one.
+
+    Examples:
+      armillary extend plan smollm2-135m --to 32768
+      armillary extend plan smollm2-135m --to 32768 --rule llama3 --figure pairs.svg
+      armillary extend apply smollm2-135m --to 32768 --rule yarn --out smollm2-32k
+      armillary extend apply my-model --to 65536 --rule yarn --over multiply -o my-model-64k
+
+    apply changes no weight: it writes the rule, reads it back and compares the frequencies.
+    """
+    from armillary.cli import _extension
+    from armillary.extension.rules import RuleOptions
+
+    options = RuleOptions(
+        factor=factor,
+        original_window=original_window,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        attention_factor=attention_factor,
+        truncate=truncate,
+        low=low,
+        high=high,
+        short_factors=_extension.read_factors(short_factors),
+        long_factors=_extension.read_factors(long_factors),
+        over=over,
+    )
+    ignored = tuple(ignore_key or ())
+    if action == "plan":
+        if out is not None or format != "auto":
+            raise UserError("--out and --format go with extend apply; plan writes no model")
+        if rule is None and options != RuleOptions(over=over):
+            raise UserError("options of a rule go with one; say which: --rule yarn")
+        config, _ = read_model(model, ignored)
+        _extension.show_plan(model, config, to, rule, options, dtype or "float32", figure, json)
+        return
+    if out is None or rule is None:
+        missing = "--out DIR" if out is None else "--rule RULE (extend plan recommends one)"
+        raise UserError(f"extend apply needs {missing}")
+    if figure is not None:
+        raise UserError("--figure goes with extend plan")
+    from armillary.extension.apply import apply
+
+    applied = apply(
+        read_checkpoint(model, ignored),
+        out,
+        to=to,
+        rule=rule,
+        options=options,
+        format=format,
+        dtype=dtype,
+    )
+    _extension.show_applied(applied, json)

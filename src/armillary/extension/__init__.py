@@ -1,0 +1,1 @@
+"""A longer window: what each rule would do (plan), and a model that carries one (apply)."""
