@@ -36,6 +36,7 @@ from protocol import Row, finish, note, parser
 
 PEER_NAME = "transformers, AdamW, cosine"
 GOAL = 1 / 0.6  # of its time
+CPU = torch.device("cpu")
 SOURCE = "python-stdlib"
 VOCABULARY = 4096
 LENGTH = 256  # tokens of a row
@@ -63,16 +64,18 @@ class Recipe:
         return replace(self, schedule=replace(own, **steps))
 
 
-# The best of 1e-3, 2e-3, 4e-3 and 8e-3 for this budget and of 4, 8 and 16 rows at equal tokens.
+# The best of a sweep at equal tokens. Nats a token with 8 rows, by learning rate: 4.86 (1e-3),
+# 4.79 (2e-3), 4.82 (4e-3), 5.15 (8e-3); with 4 rows 4.61 (2e-3).
 PEER = Recipe(
-    rows=8,
+    rows=4,
     optimizer=OptimizerConfig(kind="adamw", lr=2e-3, beta2=0.95, weight_decay=0.1),
-    schedule=ScheduleConfig(steps=300, kind="cosine", warmup=15, final=0.1),
+    schedule=ScheduleConfig(steps=600, kind="cosine", warmup=30, final=0.1),
 )
+# Of 100 steps, nats a token: 4.65, with momentum 0.95 4.72, and with lr 4e-3 besides 4.78.
 OURS = Recipe(
     rows=8,
-    optimizer=OptimizerConfig(kind="muon", lr=1e-2, muon_lr=4e-3, weight_decay=0.1),
-    schedule=ScheduleConfig(steps=100, kind="wsd", warmup=5, decay=50, final=0.0),
+    optimizer=OptimizerConfig(kind="muon", lr=1e-2, muon_lr=4e-3, momentum=0.9, weight_decay=0.1),
+    schedule=ScheduleConfig(steps=140, kind="wsd", warmup=7, decay=70),
 )
 
 
@@ -118,7 +121,7 @@ def ours(recipe: Recipe, train: TokenDataset, seed: int) -> Training:
     ).train()
     objective = Objective(decoder)
     precision = Precision("bfloat16")
-    note(f"ours: {compile_objective(objective, precision)}")
+    note(f"ours: {compile_objective(objective, precision.dtype, CPU)}")
     optimizer = build_optimizer(decoder, recipe.optimizer)
 
     def backward(tokens: Tensor, labels: Tensor) -> None:
@@ -255,9 +258,8 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
         train, validation = prepared(Path(directory) / "data")
-        held_out = list(
-            PackedBatches(validation, length=LENGTH, batch_size=8, shuffle=True).once()
-        )[: VALIDATION_ROWS // 8]
+        rows_held_out = PackedBatches(validation, length=LENGTH, batch_size=8)
+        held_out = [rows_held_out.batch(step) for step in range(VALIDATION_ROWS // 8)]
         for seed in range(1 if arguments.quick else 3):
             our, their = ours(recipes[0], train, seed), peer(recipes[1], train, seed)
             sizes = [count(training.model) for training in (our, their)]
