@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from armillary.training.compilation import compile_objective
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
@@ -28,6 +27,7 @@ from armillary.data.bpe import train_bpe
 from armillary.data.packing import Batch
 from armillary.data.sources import find_sources
 from armillary.data.texts import Texts
+from armillary.training.compilation import compile_objective
 from armillary.training.objective import Objective
 from armillary.training.optimizer import OptimizerConfig, build_optimizer
 from armillary.training.precision import Precision
