@@ -41,6 +41,8 @@ bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/finetune.py
+	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/time_to_loss.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,16 +23,17 @@ def checkpoint_layers(decoder: Decoder, enabled: bool = True) -> None:
         # An instance's own forward stands before its class's; hooks of the layer stay outside.
         layer.__dict__.pop("forward", None)
         if enabled:
-            layer.__dict__["forward"] = _Again(layer.forward)
+            layer.__dict__["forward"] = Again(layer.forward)
 
 
-class _Again:
+class Again:
     """A layer's forward under torch's checkpoint; a class, so that copies of the layer copy it."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward = forward
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """As the layer's."""
         if not torch.is_grad_enabled():
             return self.forward(*arguments, **named)
         return checkpoint(self.forward, *arguments, use_reentrant=False, **named)

@@ -5,6 +5,7 @@ means over micro-batches or ranks of unequal size is not the mean: divide each s
 the whole step before `backward`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +18,10 @@ from armillary.decoder import Decoder
 
 # The label of a position that nothing is to be learned from; torch's own choice.
 IGNORED = -100
+
+# (logits (C, V) bfloat16, labels (C,), z_loss, whether the gradient is wanted) → each row's
+# cross-entropy and log Σ exp, float32; the gradient takes the place of the logits.
+Kernel = Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 
 # Tokens whose logits exist at one time. Fewer would add the head's gradient up more often than
 # the products that it comes from pay for.
@@ -97,6 +102,7 @@ def next_token_loss(
     z_loss: float = 0.0,
     chunk: int = CHUNK,
     share: VocabularyShare | None = None,
+    kernel: Kernel | None = None,
 ) -> LossSum:
     """The loss of a decoder's hidden states (B, T, d) for labels (B, T).
 
@@ -104,7 +110,7 @@ def next_token_loss(
         loss = next_token_loss(decoder, hidden, next_token_labels(tokens, documents))
 
     The head's matrix (the embedding's when tied), bias and soft cap are used as they are in the
-    decoder; z_loss, chunk and share as in `chunked_cross_entropy`.
+    decoder; z_loss, chunk, share and kernel as in `chunked_cross_entropy`.
     """
     head = decoder.head
     weight = decoder.embedding.weight if head.weight is None else head.weight
@@ -117,6 +123,7 @@ def next_token_loss(
         z_loss=z_loss,
         chunk=chunk,
         share=share,
+        kernel=kernel,
     )
 
 
@@ -130,6 +137,7 @@ def chunked_cross_entropy(
     z_loss: float = 0.0,
     chunk: int = CHUNK,
     share: VocabularyShare | None = None,
+    kernel: Kernel | None = None,
 ) -> LossSum:
     """Σ (log Σ_v exp(logit_v) − logit_label) over the tokens with a label.
 
@@ -137,7 +145,8 @@ def chunked_cross_entropy(
     (V,). `z_loss` z adds z·(log Σ exp)² a token (Chowdhery et al. 2022, §5), which keeps logits
     from drifting. The logits of `chunk` tokens exist at a time, those of ignored tokens never.
     Products are in the type of `hidden`, or of the autocast around; log-sum-exp, sums and sums of
-    gradients are in float32 at least.
+    gradients are in float32 at least. A `kernel` does what stands between the products, where they
+    are bfloat16 on a CPU and there is neither bias nor soft cap nor share.
     The gradients are made in the forward pass, while the logits are there: three products where
     computing the logits again would need four. So `backward` runs once, and where no gradient is
     wanted, `torch.no_grad()` saves two thirds of the work.
@@ -155,7 +164,10 @@ def chunked_cross_entropy(
     kept = (rows != IGNORED).nonzero().squeeze(-1)
     # Indexing copies; where every token counts, slices of what is there will do.
     places = None if kept.numel() == rows.numel() else kept
-    options = _Options(dtype, soft_cap, z_loss, chunk, torch.is_grad_enabled(), share)
+    plain = bias is None and soft_cap is None and share is None
+    if not plain or dtype != torch.bfloat16 or hidden.device.type != "cpu":
+        kernel = None
+    options = _Options(dtype, soft_cap, z_loss, chunk, torch.is_grad_enabled(), share, kernel)
     total, cross_entropy = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(-1, hidden.shape[-1]), weight, bias, rows, places, options
     )
@@ -202,6 +214,7 @@ class _Options(NamedTuple):
     chunk: int
     with_gradients: bool
     share: VocabularyShare | None
+    kernel: Kernel | None
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -292,22 +305,45 @@ def _run_chunk(
     gradients: list[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
     """The same of the rows `part`; cross-entropy only of the labels in this process's share."""
-    x, label = hidden[part].to(options.dtype), labels[part].unsqueeze(-1)
-    log_p, log_sum, slopes = _log_probabilities(F.linear(x, weight, bias), label, options)
-    label, hit = _in_share(label, log_p, options)
-    sums = -(log_p.gather(-1, label) * hit).sum(), log_sum.square().sum()
+    x, label = hidden[part].to(options.dtype), labels[part]
     of_hidden, of_weight, of_bias = gradients
-    if of_hidden is None and of_weight is None and of_bias is None:
+    differentiate = _differentiate if options.kernel is None else _differentiate_by_kernel
+    wanted = any(gradient is not None for gradient in gradients)
+    sums, of_logits = differentiate(F.linear(x, weight, bias), label, options, wanted)
+    if of_logits is None:
         return sums
-    of_logits = _gradient_of_logits(log_p, log_sum, slopes, label, hit, options)
     if of_bias is not None:
         of_bias += of_logits.sum(0)
     narrow = of_logits.to(options.dtype)
+    del of_logits
     if of_hidden is not None:
         of_hidden[part] = (narrow @ weight).to(of_hidden.dtype)
     if of_weight is not None:
         _add_product(of_weight, narrow.T, x)
     return sums
+
+
+def _differentiate(
+    logits: Tensor, label: Tensor, options: _Options, wanted: bool
+) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """Logits (C, V), before the cap → the two sums and, when wanted, the gradient of logits."""
+    label = label.unsqueeze(-1)
+    log_p, log_sum, slopes = _log_probabilities(logits, label, options)
+    del logits
+    label, hit = _in_share(label, log_p, options)
+    sums = -(log_p.gather(-1, label) * hit).sum(), log_sum.square().sum()
+    if not wanted:
+        return sums, None
+    return sums, _gradient_of_logits(log_p, log_sum, slopes, label, hit, options)
+
+
+def _differentiate_by_kernel(
+    logits: Tensor, label: Tensor, options: _Options, wanted: bool
+) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """The same by the kernel, the gradient in the type of the products."""
+    assert options.kernel is not None
+    losses, log_sum = options.kernel(logits, label, options.z_loss, wanted)
+    return (losses.sum(), log_sum.square().sum()), logits if wanted else None
 
 
 def _log_probabilities(

@@ -9,7 +9,7 @@ from typing import overload
 from torch import Tensor, nn
 
 from armillary.decoder import Decoder, SequencePart
-from armillary.training.loss import CHUNK, LossSum, VocabularyShare, next_token_loss
+from armillary.training.loss import CHUNK, Kernel, LossSum, VocabularyShare, next_token_loss
 
 
 class Objective(nn.Module):
@@ -18,9 +18,10 @@ class Objective(nn.Module):
         loss = Objective(decoder)(tokens, labels, documents, positions)
         (loss.total / count_of_the_whole_step).backward()
 
-    z_loss and chunk as in `chunked_cross_entropy`. The decoder's parameters keep their names under
-    `decoder.`. With a `part` of the sequences, the loss is that of its places; a `share` says which
-    part of the vocabulary the embedding and the head have the rows of.
+    z_loss and chunk as in `chunked_cross_entropy`; `compile_objective` may set its `kernel`. The
+    decoder's parameters keep their names under `decoder.`. With a `part` of the sequences, the loss
+    is that of its places; a `share` says which part of the vocabulary the embedding and the head
+    have the rows of.
     """
 
     def __init__(self, decoder: Decoder, *, z_loss: float = 0.0, chunk: int = CHUNK) -> None:
@@ -30,6 +31,7 @@ class Objective(nn.Module):
         self.chunk = chunk
         self.part: SequencePart | None = None
         self.share: VocabularyShare | None = None
+        self.kernel: Kernel | None = None
 
     @overload
     def forward(
@@ -69,4 +71,5 @@ class Objective(nn.Module):
             z_loss=self.z_loss,
             chunk=self.chunk,
             share=self.share,
+            kernel=self.kernel,
         )

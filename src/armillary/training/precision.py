@@ -5,6 +5,7 @@ narrower type. float16 has so few small numbers that losses must be scaled up be
 pass and gradients down again before they are clipped: it always comes with its scaler here.
 """
 
+import ctypes
 from typing import Any, Literal
 
 import torch
@@ -60,6 +61,7 @@ class Precision:
             self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        _give_back()
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,3 +71,16 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` gave."""
         self.scaler.load_state_dict(state)
+
+
+def _give_back() -> None:
+    """Let the C library return freed memory to the system, where it can be told to.
+
+    The gradients' memory would stay with the process in pieces that no activation of the next step
+    fits into, and add up with them.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return
+    trim(0)

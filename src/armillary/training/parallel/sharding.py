@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from armillary.training.checkpointing import checkpoint_layers
+from armillary.training.compilation import compile_objective
 from armillary.training.objective import Objective
 from armillary.training.parallel.context import ContextPart
 from armillary.training.parallel.ranks import Ranks
@@ -30,17 +31,17 @@ def parallelise(
     reshard: bool = True,
     weights: Callable[[str], Tensor] | None = None,
     compute: torch.dtype | None = None,
-) -> None:
+) -> str | None:
     """Split an objective's weights, and each pass, over the ranks, in place.
 
     Every rank gives the same weights, or for an objective on the meta device `weights`. Afterwards
     each parameter is a DTensor that holds this rank's share, and `backward` leaves in its gradient
     the sum over all ranks, so that losses are to be divided by the token count of the whole step.
     On one process only `checkpoint`, `compile` and `weights` do something. Build the optimiser
-    afterwards.
+    afterwards. What was compiled, and how, is returned in a line.
 
     checkpoint  compute each layer again in the backward pass (see `checkpoint_layers`)
-    compile     compile each layer by itself
+    compile     compile each layer by itself (see `compile_objective`)
     reshard     give a layer's gathered weights back after its forward pass and gather them again
                 for its backward pass: less memory, a half more communication
     weights     gives each of the decoder's parameters whole, by its name and in their order; what
@@ -57,13 +58,14 @@ def parallelise(
         objective.part = ContextPart(ranks.context)
     if checkpoint:
         checkpoint_layers(decoder)
+    how = None
     if compile:
-        for layer in decoder.layers:
-            layer.compile()
+        how = compile_objective(objective, compute or torch.float32, ranks.device)
     if ranks.mesh is not None:
         _shard(objective, ranks, ranks.mesh, reshard, compute)
     if weights is not None:
         _fill(objective, ranks, weights)
+    return how
 
 
 def _shard(

@@ -1,0 +1,388 @@
+"""A whole decoder layer as one function with a gradient of its own, for bfloat16 on processors.
+
+What it computes is `DecoderLayer` under bfloat16 autocast: the residual path in float32, products
+of bfloat16 summed in float32. What it does otherwise, and what that saves:
+
+* attention in blocks that stay in the cache, with float32 scores that never reach memory
+* queries, keys and values from one product, gate and up from one
+* for the backward pass it keeps the two normalised inputs, queries, keys and values, and what
+  attention gave, all in bfloat16, and makes the rest again: gate and up take a product, one in
+  nine of the step, and are more than half of what there would be to keep
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from armillary.config import LayerConfig
+from armillary.decoder import DecoderLayer
+from armillary.parts.attention import KeyValueStore
+from armillary.parts.feedforward import GLU
+from armillary.parts.mask import Visibility
+from armillary.parts.norm import RMSNorm
+from armillary.parts.rotary import Rotation
+from armillary.training.native.build import kernels
+
+# What kernels.c asks of sizes.
+_BLOCK = 64
+_WIDTH = 32
+# A window that hides nothing.
+_ALL = 1 << 40
+
+
+def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
+    """Whether a layer is of the one kind that is known here.
+
+    That is: pre-normalised with RMSNorm, one sub-layer after the other, rotated by halves over
+    whole heads, SwiGLU, all widths multiples of 32; no biases, no query and key norms, no soft cap,
+    no dropout, no adapters.
+    """
+    attention, feedforward = config.attention, config.feedforward
+    rotary = attention.rotary
+    plain = (
+        config.residual == "sequential"
+        and config.norm_placement == "pre"
+        and config.norm.kind == "rms"
+        and rotary is not None
+        and rotary.layout == "half_split"
+        and rotary.d_rotary == attention.d_head
+        and attention.qk_norm is None
+        and attention.soft_cap is None
+        and not (attention.qkv_bias or attention.out_bias or feedforward.bias)
+        and feedforward.kind == "glu"
+        and feedforward.activation == "silu"
+        and not (config.dropout or attention.dropout or feedforward.dropout)
+    )
+    d_model = layer.attention.q.in_features
+    widths = (d_model, attention.d_head, feedforward.d_ff)
+    linear = [module for module in layer.modules() if isinstance(module, nn.Linear)]
+    n_linear = 4 + (2 if feedforward.fused else 3)
+    adapted = len(linear) != n_linear or any(type(module) is not nn.Linear for module in linear)
+    return plain and not adapted and all(width % _WIDTH == 0 for width in widths)
+
+
+class NativeForward:
+    """Stands for the forward of a layer that `fits`; the plain one serves what is not known here.
+
+    That is: rows whose length is no multiple of 64, padding or a mask of the caller's own, caches,
+    other types than bfloat16 autocast over float32, other devices, parameters cut over ranks.
+    """
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        self.layer = layer
+        self.plain = layer.forward
+
+    def __call__(
+        self,
+        x: Tensor,
+        visibility: Visibility,
+        turn: Rotation | None = None,
+        store: KeyValueStore | None = None,
+    ) -> Tensor:
+        """As `DecoderLayer.forward`."""
+        if store is not None or turn is None or not self._knows(x, visibility):
+            return self.plain(x, visibility, turn, store)
+        attention, feedforward = self.layer.attention, self.layer.feedforward
+        norms = (self.layer.norm1, self.layer.norm2)
+        assert isinstance(feedforward, GLU)
+        assert isinstance(norms[0], RMSNorm)
+        assert isinstance(norms[1], RMSNorm)
+        config = attention.config
+        sizes = _Sizes(
+            batch=x.shape[0],
+            length=x.shape[1],
+            heads=config.n_heads,
+            kv_heads=config.n_kv_heads,
+            d_head=config.d_head,
+            window=_ALL if config.window is None else config.window,
+            scale=config.score_scale,
+            eps=(norms[0].eps, norms[1].eps),
+            offsets=(norms[0].offset, norms[1].offset),
+        )
+        wide = (
+            [feedforward.gate_up.weight]
+            if feedforward.fused
+            else [feedforward.gate.weight, feedforward.up.weight]
+        )
+        out: Tensor = _Layer.apply(  # type: ignore[no-untyped-call]
+            x,
+            visibility.documents,
+            turn,
+            sizes,
+            norms[0].weight,
+            norms[1].weight,
+            attention.out.weight,
+            feedforward.down.weight,
+            attention.q.weight,
+            attention.k.weight,
+            attention.v.weight,
+            *wide,
+        )
+        return out
+
+    def _knows(self, x: Tensor, visibility: Visibility) -> bool:
+        attention = self.layer.attention
+        return (
+            _is_narrowed(x, self.layer)
+            and attention.q.weight.shape[0] == attention.config.n_heads * attention.config.d_head
+            and x.shape[1] % _BLOCK == 0
+            and visibility.n_queries == visibility.n_keys
+            and visibility.readable is None
+            and visibility.allowed is None
+        )
+
+
+class NativeNorm:
+    """Stands for the forward of a decoder's last RMSNorm, whose result is bfloat16 then.
+
+    It is what the head's product would have made of it. The plain norm serves as in NativeForward.
+    """
+
+    def __init__(self, norm: RMSNorm) -> None:
+        self.norm = norm
+        self.plain = norm.forward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As `RMSNorm.forward`."""
+        if not _is_narrowed(x, self.norm) or x.shape[-1] % _WIDTH:
+            return self.plain(x)
+        norm = self.norm
+        out: Tensor = _Norm.apply(x, norm.weight, norm.eps, norm.offset)  # type: ignore[no-untyped-call]
+        return out
+
+
+def _is_narrowed(x: Tensor, module: nn.Module) -> bool:
+    """Whether x and the module are whole and on the CPU, x float32, in a bfloat16 autocast.
+
+    Sharded layers are gathered in bfloat16.
+    """
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and all(
+            type(parameter) is nn.Parameter and parameter.dtype in (torch.float32, torch.bfloat16)
+            for parameter in module.parameters()
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    batch: int
+    length: int
+    heads: int
+    kv_heads: int
+    d_head: int
+    window: int
+    scale: float
+    eps: tuple[float, float]
+    offsets: tuple[float, float]
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.length
+
+    @property
+    def of_attention(self) -> tuple[int, ...]:
+        """The last arguments of the attention kernels."""
+        return self.batch, self.length, self.heads, self.kv_heads, self.d_head
+
+
+class _Layer(torch.autograd.Function):
+    """x (B, T, d) float32 → the same; N = B·T below.
+
+    Matrices come as out, down, q, k, v and gate, up (or both in one), float32 as parameters are.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        documents: Tensor | None,
+        turn: Rotation,
+        sizes: _Sizes,
+        norm1: Tensor,
+        norm2: Tensor,
+        out: Tensor,
+        down: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *wide: Tensor,
+    ) -> Tensor:
+        scale1, scale2 = norm1.float() + sizes.offsets[0], norm2.float() + sizes.offsets[1]
+        documents = None if documents is None else documents.long().contiguous()
+        angles = turn.cos.float().contiguous(), turn.sin.float().contiguous()
+        d, width = x.shape[-1], sizes.heads * sizes.d_head
+        qkv_width = width + 2 * k.shape[0]
+        scaled1, scaled2, joined, qkv = _rows(sizes.rows, d, d, width, qkv_width)
+        log_sum = torch.empty(sizes.batch, sizes.heads, sizes.length)
+        u, normed, rstd1 = _add_and_norm(x.contiguous(), None, scale1, sizes.eps[0], scaled1)
+        torch.mm(normed, _narrow(q, k, v).T, out=qkv)
+        _turn(qkv, angles, 1.0, sizes)
+        kernels().attention(
+            qkv, documents, sizes.window, sizes.scale, joined, log_sum, *sizes.of_attention
+        )
+        attended = joined @ _narrow(out).T
+        u, normed, rstd2 = _add_and_norm(u, attended, scale2, sizes.eps[1], scaled2)
+        del attended
+        gate_up, active = _gate_up(normed, wide)
+        kernels().swiglu(gate_up, active, *active.shape)
+        del normed, gate_up
+        y = u.add_((active @ _narrow(down).T).view_as(u))
+        ctx.save_for_backward(
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, documents, *angles,
+            scale1, scale2, out, down, q, k, v, *wide,
+        )  # fmt: skip
+        ctx.sizes = sizes
+        ctx.dtype = norm1.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_y: Tensor) -> tuple[Tensor | None, ...]:
+        sizes: _Sizes = ctx.sizes
+        (
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, documents, cos, sin,
+            scale1, scale2, out, down, q, k, v, *wide,
+        ) = ctx.saved_tensors  # fmt: skip
+        of_y = of_y.contiguous()
+        normed = _rescaled(scaled2, scale2)
+        of_gate_up, active = _gate_up(normed, wide)
+        narrow = of_y.view(sizes.rows, -1).bfloat16()
+        torch.mm(narrow, _narrow(down), out=active)
+        kernels().swiglu_backward(of_gate_up, active, *active.shape)
+        of_down = (narrow.T @ active).to(down.dtype)
+        del active
+        of_wide = _parts(of_gate_up.T @ normed, wide)
+        of_normed = of_gate_up @ _narrow(*wide)
+        del of_gate_up, normed
+        of_u = torch.empty_like(of_y)
+        of_norm2 = _norm_backward(of_normed, scaled2, rstd2, scale2, of_y, of_u)
+
+        narrow = of_u.view(sizes.rows, -1).bfloat16()
+        of_out = (narrow.T @ joined).to(out.dtype)
+        of_qkv = torch.empty_like(qkv)
+        kernels().attention_backward(
+            narrow @ _narrow(out), qkv, joined, log_sum, documents, sizes.window, sizes.scale,
+            of_qkv, *sizes.of_attention,
+        )  # fmt: skip
+        _turn(of_qkv, (cos, sin), -1.0, sizes)
+        of_q, of_k, of_v = _parts(of_qkv.T @ _rescaled(scaled1, scale1), [q, k, v])
+        of_normed = of_qkv @ _narrow(q, k, v)
+        of_norm1 = _norm_backward(of_normed, scaled1, rstd1, scale1, of_u, of_u)
+        return (
+            of_u, None, None, None, of_norm1.to(ctx.dtype), of_norm2.to(ctx.dtype),
+            of_out, of_down, of_q, of_k, of_v, *of_wide,
+        )  # fmt: skip
+
+
+class _Norm(torch.autograd.Function):
+    """x (..., d) float32 → its RMSNorm in bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        scaled = torch.empty_like(x, dtype=torch.bfloat16).view(-1, x.shape[-1])
+        scale = weight.float() + offset
+        _, normed, rstd = _add_and_norm(x.contiguous(), None, scale, eps, scaled)
+        ctx.save_for_backward(scaled, rstd, scale)
+        ctx.dtype = weight.dtype
+        return normed.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_normed: Tensor) -> tuple[Tensor | None, ...]:
+        scaled, rstd, scale = ctx.saved_tensors
+        of_x = torch.empty_like(of_normed, dtype=torch.float32)
+        of_weight = _norm_backward(of_normed.contiguous(), scaled, rstd, scale, None, of_x)
+        return of_x, of_weight.to(ctx.dtype), None, None
+
+
+def loss_kernel(
+    logits: Tensor, labels: Tensor, z_loss: float, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """A `Kernel` of `armillary.training.loss`."""
+    losses, log_sums = (torch.empty(labels.numel()) for _ in range(2))
+    kernels().cross_entropy(
+        logits, labels.contiguous(), float(z_loss), int(wanted), losses, log_sums, *logits.shape
+    )
+    return losses, log_sums
+
+
+def _narrow(*matrices: Tensor) -> Tensor:
+    """Matrices one below the other, in bfloat16."""
+    whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+    return whole.bfloat16()
+
+
+def _parts(gradient: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of `_narrow`, in the matrices' type."""
+    parts = torch.split(gradient, [matrix.shape[0] for matrix in matrices])
+    return [part.to(matrix.dtype) for part, matrix in zip(parts, matrices, strict=True)]
+
+
+def _rows(n: int, *widths: int) -> list[Tensor]:
+    """A bfloat16 matrix (n, width) for each width, in one piece of memory straight from the system.
+
+    The system has it back when the last of them is gone; memory of the C library would stay with
+    the process, full of holes that fit nothing.
+    """
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, 2 * n * sum(widths), flags=private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.bfloat16)
+    pieces = torch.split(whole, [n * width for width in widths])
+    return [piece.view(n, width) for piece, width in zip(pieces, widths, strict=True)]
+
+
+def _gate_up(normed: Tensor, wide: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """normed (N, d) → gate and up (N, 2f), the gate first; and room for an (N, f)."""
+    matrix = _narrow(*wide)
+    gate_up, room = _rows(normed.shape[0], matrix.shape[0], matrix.shape[0] // 2)
+    return torch.mm(normed, matrix.T, out=gate_up), room
+
+
+def _add_and_norm(
+    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, scaled: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + y (B, T, d), its RMSNorm (N, d) and 1/RMS (N); fills `scaled`, see kernels.c."""
+    u = x if y is None else torch.empty_like(x)
+    normed, rstd = torch.empty_like(scaled), torch.empty(scaled.shape[0])
+    kernels().add_and_norm(x, y, weight, eps, u, scaled, normed, rstd, *scaled.shape)
+    return u, normed, rstd
+
+
+def _rescaled(scaled: Tensor, weight: Tensor) -> Tensor:
+    normed = torch.empty_like(scaled)
+    kernels().rescale(scaled, weight, normed, *scaled.shape)
+    return normed
+
+
+def _norm_backward(
+    of_normed: Tensor,
+    scaled: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    past: Tensor | None,
+    of_u: Tensor,
+) -> Tensor:
+    """Fill `of_u` with past + the gradient through the norm; return the weight's."""
+    of_weight = torch.zeros_like(weight)
+    kernels().norm_backward(of_normed, scaled, rstd, weight, past, of_u, of_weight, *scaled.shape)
+    return of_weight
+
+
+def _turn(qkv: Tensor, angles: tuple[Tensor, Tensor], sign: float, sizes: _Sizes) -> None:
+    """Rotate queries and keys in place, or back."""
+    kernels().turn(
+        qkv, *angles, sign, sizes.batch, sizes.length, angles[0].shape[0],
+        sizes.heads + sizes.kv_heads, sizes.d_head, qkv.shape[1],
+    )  # fmt: skip
