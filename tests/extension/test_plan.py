@@ -199,3 +199,13 @@ def test_this_machine_has_memory_and_speed():
     machine = this_machine("float32")
     assert machine.memory > 1 << 28
     assert machine.flops > 1e6
+
+
+def test_what_is_said_of_a_carried_rule_leaves_the_others_and_none_alone():
+    carried = model(Llama3(8.0, 64), window=1024, width=32)
+    rules = by_name(plan(carried, to=2048, options=RuleOptions(over="multiply")))
+    assert rules["none"].refused is None
+    assert rules["llama3", "multiply"].rule == Llama3(16.0, 64)
+    assert "say --over replace" in rules["yarn", "multiply"].refused
+    rules = by_name(plan(model(), to=8192, options=RuleOptions(over="replace")))
+    assert "the model carries no rule yet" in rules["yarn", "replace"].refused

@@ -134,6 +134,7 @@ def test_positions_that_do_not_rotate_take_no_rule():
         ("yarn", {"factor": 0.5}, "--factor 0.5: a window grows by a factor of 1 or more"),
         ("yarn", {"factor": float("nan")}, "--factor nan: a window grows"),
         ("linear", {"original_window": 512}, "--original-window 512 is above the target 256"),
+        ("yarn", {"original_window": 0}, "--original-window 0: must be at least 1"),
         ("llama3", {"beta_fast": 8.0}, "--beta-fast: the rule llama3 has no such option"),
         ("none", {"factor": 2.0}, "--factor: the rule none has no such option"),
         ("yarn", {"low": 1.0}, "--low: the rule yarn has no such option"),

@@ -8,13 +8,13 @@ that a model was trained for, L' the one that it shall have.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.config import DecoderConfig, LayerConfig, RotaryConfig
+from armillary.config import DecoderConfig, RotaryConfig
 from armillary.rope_scaling import Frequencies, base_frequencies
 
 _ROUNDING = 1e-9  # two frequencies that differ by less are the same one
@@ -50,11 +50,6 @@ def rotary_groups(config: DecoderConfig) -> tuple[RotaryGroup, ...]:
         if rotary is not None:
             alike.setdefault((rotary, layer.attention.window), []).append(index)
     return tuple(RotaryGroup(tuple(at), *key) for key, at in alike.items())
-
-
-def layers_without_rotation(layers: Sequence[LayerConfig]) -> tuple[int, ...]:
-    """The numbers of the layers that do not rotate."""
-    return tuple(i for i, layer in enumerate(layers) if layer.attention.rotary is None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,14 +169,12 @@ def plan(
     groups = rotary_groups(config)
     reaching = tuple(group for group in groups if group.reads_beyond(window))
     carries = existing_rule(reaching) if reaching else None
-    if to <= window:
-        rules: tuple[RulePlan, ...] = ()
-    elif rule is None:
-        rules = tuple(each for name in RULES for each in _readings(config, to, name, options))
-    else:
-        rules = tuple(_readings(config, to, rule, options))
+    rules: tuple[RulePlan, ...] = ()
+    if to > window:
+        names = RULES if rule is None else (rule,)
+        rules = tuple(each for name in names for each in _readings(config, to, name, options))
         if all(each.refused for each in rules):
-            extend(config, to, rule, options)  # which says why
+            extend(config, to, names[-1], options)  # which says why
     recommended, why = _advice(config, to, rules, reaching)
     return ExtensionPlan(
         window=window,
@@ -219,10 +217,12 @@ def _readings(
     config: DecoderConfig, to: int, name: RuleName, options: RuleOptions
 ) -> Iterator[RulePlan]:
     """The rule as asked for; over another one without a word, both ways that it can be meant."""
+    if name == "none":
+        options = replace(options, over=None)  # there is no factor that it would be said of
     first = _one(config, to, name, options)
     reaching = [g for g in rotary_groups(config) if g.reads_beyond(config.max_positions)]
     scaled = any(not isinstance(group.rotary.scaling, Unscaled) for group in reaching)
-    if first.refused is None or options.over is not None or not scaled or name == "none":
+    if first.refused is None or options.over is not None or not scaled:
         yield first
         return
     ways: tuple[Over, Over] = ("replace", "multiply")
@@ -262,8 +262,6 @@ def _advice(
     if to <= window:
         return None, f"{to:,} positions are within the window of {window:,}: no rule is needed."
     possible = [each for each in rules if each.refused is None]
-    if not possible:
-        return None, "No rule can be applied."
     if not reaching:
         none = next((each for each in possible if each.name == "none"), None)
         return none, (

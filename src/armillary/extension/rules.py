@@ -181,13 +181,17 @@ def _check_options(rule: RuleName, options: RuleOptions) -> None:
             f"--factor {options.factor:g}: a window grows by a factor of 1 or more; "
             "leave it out, and it follows from the target"
         )
+    if options.original_window is not None and options.original_window < 1:
+        raise ConfigError(f"--original-window {options.original_window}: must be at least 1")
 
 
 def _made(
     rule: RuleName, config: DecoderConfig, to: int, options: RuleOptions, before: AnyRopeScaling
 ) -> tuple[AnyRopeScaling, list[str]]:
     """The rule on the unscaled frequencies."""
-    window = options.original_window or _window_before(config, before)
+    window = options.original_window
+    if window is None:
+        window = _window_before(config, before)
     factor = to / window if options.factor is None else options.factor
     if factor < 1:
         raise ConfigError(
