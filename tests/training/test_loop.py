@@ -24,6 +24,7 @@ from armillary.training.events import (
 )
 from armillary.training.loop import Trainer
 from armillary.training.loss import LossSum
+from armillary.training.native.build import NotBuiltError, kernels
 from armillary.training.parallel.ranks import Ranks
 from armillary.training.precision import Precision
 from armillary.training.run import train
@@ -493,3 +494,25 @@ def test_dropout_is_of_training_and_not_of_the_model(shared):
     assert made.format == "huggingface"
     assert made.config.input_dropout == 0
     assert all(layer.dropout == 0 for layer in made.config.layers)
+
+
+def test_a_compiled_run_goes_on_too(shared, tmp_path):
+    """Bit for bit: kernels add up in one order, whatever the threads do."""
+    _, config, *_ = shared
+    try:
+        kernels()
+    except NotBuiltError as error:
+        pytest.skip(str(error))
+    sizes = {"d_model": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "d_head": 32, "d_ff": 64}
+    changes = {
+        "model": {"uniform": sizes, "dropout": None},
+        "data": {"length": 64},
+        "train": {"precision": "bfloat16", "compile": True, "steps": 5, "warmup": 1},
+    }
+    whole, parts = (of(config, tmp_path / name, **changes) for name in ("whole", "parts"))
+    events: list = []
+    train(whole, listeners=[events.append])
+    assert any(isinstance(e, Notice) and "run on kernels" in e.text for e in events)
+    train(parts, listeners=[stop_after(2)])
+    train(parts, resume=True)
+    assert_same_bits(weights(tmp_path / "whole/model"), weights(tmp_path / "parts/model"))

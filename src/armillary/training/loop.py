@@ -136,7 +136,7 @@ class Trainer:
         self.parameters = _count(self.work.decoder.parameters())
         self.trained = _count(p for p in self.work.decoder.parameters() if p.requires_grad)
         self.objective = Objective(self.work.decoder, z_loss=own.z_loss).train()
-        parallelise(
+        self._compiled = parallelise(
             self.objective,
             self.ranks,
             checkpoint=own.recompute,
@@ -164,6 +164,8 @@ class Trainer:
         own = self.config.train
         with Interrupts() as interrupts:
             self._tell(self._started())
+            if self._compiled is not None:
+                self._tell(Notice(self.progress.step, self._compiled))
             self._began = time.perf_counter() - self.progress.seconds
             if self.progress.step == 0 and self.config.validates_at_start():
                 self._validate()

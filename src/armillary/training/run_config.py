@@ -178,7 +178,12 @@ class TrainSettings(_Section):
     recompute: bool = Field(
         False, description="Compute each layer again for its gradients instead of keeping it."
     )
-    compile: bool = Field(False, description="Compile the step (needs a C++ compiler on a CPU).")
+    compile: bool = Field(
+        False,
+        description="Compile the layers: on a CPU built for bfloat16 to kernels of ours, in "
+        "seconds, elsewhere by torch, in a minute or so. Without a compiler the run says so and "
+        "goes on.",
+    )
     max_skipped: Count = Field(
         10, description="Steps in a row with gradients that are no numbers, after which it stops."
     )
