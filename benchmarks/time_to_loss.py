@@ -75,7 +75,7 @@ PEER = Recipe(
 OURS = Recipe(
     rows=8,
     optimizer=OptimizerConfig(kind="muon", lr=1e-2, muon_lr=4e-3, momentum=0.9, weight_decay=0.1),
-    schedule=ScheduleConfig(steps=140, kind="wsd", warmup=7, decay=70),
+    schedule=ScheduleConfig(steps=130, kind="wsd", warmup=6, decay=65),
 )
 
 
