@@ -84,10 +84,17 @@ def go_on(folder: Path, kind: str, steps: int) -> None:
     (folder / "result.json").write_text(json.dumps(result))
 
 
+def last_saved(folder: Path) -> int:
+    """Which step `save_forever` said last that it had saved, in a whole line; 0 for none."""
+    told = folder / "saved"
+    *lines, _ = told.read_text().split("\n") if told.exists() else [""]
+    return int(lines[-1]) if lines else 0
+
+
 def save_forever(folder: Path, first: int) -> None:
     """Save again and again, the step being in the weights, until killed or the disk is full.
 
-    `folder`/saved says which step was saved last, and `folder`/error why no more.
+    `folder`/saved says which steps were saved (see `last_saved`), and `folder`/error why no more.
     """
     objective, optimizer = build()
     for step in itertools.count(first):
@@ -99,4 +106,5 @@ def save_forever(folder: Path, first: int) -> None:
         except UserError as error:
             (folder / "error").write_text(str(error))
             return
-        (folder / "saved").write_text(str(step))
+        with (folder / "saved").open("a") as file:
+            file.write(f"{step}\n")

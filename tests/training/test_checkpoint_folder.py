@@ -183,7 +183,6 @@ def test_ten_kills_while_saving_lose_nothing(tmp_path):
     """Cases.md 80. Steps rise from process to process; each finds what the ones before saved."""
     moments = random.Random(4)
     folder = CheckpointFolder(tmp_path, keep_last=1, keep_best=0)
-    told = tmp_path / "saved"
     last = 0
     for _ in range(10):
         process = fresh_processes().Process(
@@ -191,7 +190,7 @@ def test_ten_kills_while_saving_lose_nothing(tmp_path):
         )
         process.start()
         before = last
-        while not (told.exists() and int(told.read_text() or 0) > before):
+        while small_run.last_saved(tmp_path) <= before:
             assert process.is_alive()
             time.sleep(0.002)
         time.sleep(moments.random() * 0.15)
@@ -202,7 +201,7 @@ def test_ten_kills_while_saving_lose_nothing(tmp_path):
         objective, optimizer = small_run.build()
         state = load_checkpoint(path, objective, optimizer)
         # It may have been killed after the checkpoint stood and before it was told.
-        assert state.step >= int(told.read_text() or 0) > before
+        assert state.step >= small_run.last_saved(tmp_path) > before
         assert state.facts == {"step": state.step}
         for parameter in objective.parameters():
             assert torch.equal(parameter, torch.full_like(parameter, state.step))

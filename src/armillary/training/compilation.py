@@ -14,7 +14,7 @@ from armillary.decoder import DecoderLayer
 from armillary.parts.norm import RMSNorm
 from armillary.training.checkpointing import Again
 from armillary.training.native.build import NotBuiltError, kernels
-from armillary.training.native.layer import NativeForward, NativeNorm, fits, loss_kernel
+from armillary.training.native.layer import NativeForward, NativeNorm, Scratch, fits, loss_kernel
 from armillary.training.objective import Objective
 
 
@@ -40,8 +40,9 @@ def compile_objective(objective: Objective, compute: torch.dtype, device: torch.
             except NotBuiltError:
                 pass  # torch's compiler may still work
             else:
-                for layer in layers:
-                    _replace_forward(layer)
+                scratch = Scratch()
+                for number, layer in enumerate(layers):
+                    _replace_forward(layer, scratch, keeps_wide=number % 2 == 1)
                 if isinstance(objective.decoder.final_norm, RMSNorm):
                     norm = objective.decoder.final_norm
                     norm.__dict__["forward"] = NativeNorm(norm)
@@ -56,9 +57,9 @@ def compile_objective(objective: Objective, compute: torch.dtype, device: torch.
     return f"{len(layers)} layers are compiled by torch in the first step"
 
 
-def _replace_forward(layer: DecoderLayer) -> None:
+def _replace_forward(layer: DecoderLayer, scratch: Scratch, keeps_wide: bool) -> None:
     """An instance's own forward stands before its class's; a checkpointed layer has one already."""
-    native = NativeForward(layer)
+    native = NativeForward(layer, scratch, keeps_wide)
     own: Callable[..., Any] | None = layer.__dict__.get("forward")
     if isinstance(own, Again):
         native.plain = own.forward

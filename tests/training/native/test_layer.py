@@ -168,8 +168,30 @@ def test_it_keeps_little_for_the_backward_pass():
     compile_objective(objective, torch.bfloat16, CPU)
     native = kept_bytes(objective)
     numbers = 2 * WIDTH + (6 + 2 * 2) * 32 + 6 * 32  # two inputs, q, k, v and what attention gave
-    assert native < 2 * (2 * numbers * BATCH * LENGTH) * 1.2
-    assert native < plain / 3
+    wide = 2 * 96  # gate and up, of every second layer
+    assert native < 2 * (2 * numbers + wide) * BATCH * LENGTH * 1.2
+    assert native < plain / 2.5
+
+
+def test_two_objectives_do_not_share_what_layers_use_in_turns():
+    """And one of another size takes its own memory."""
+    objectives = [Objective(build(wide_config())) for _ in range(2)]
+    for objective in objectives:
+        compile_objective(objective, torch.bfloat16, CPU)
+    tokens = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % 61
+    with Precision("bfloat16").autocast():
+        losses = [objective(tokens, tokens).total for objective in objectives]
+        shorter = objectives[0](tokens[:, :64], tokens[:, :64]).total
+    for loss in (*reversed(losses), shorter):
+        loss.backward()
+    first, second = (dict(objective.named_parameters()) for objective in objectives)
+    with Precision("bfloat16").autocast():
+        alone = Objective(build(wide_config()))
+        compile_objective(alone, torch.bfloat16, CPU)
+        alone(tokens, tokens).total.backward()
+    for name, parameter in alone.named_parameters():
+        assert torch.equal(parameter.grad, second[name].grad), name
+        assert not torch.equal(parameter.grad, first[name].grad), name
 
 
 @pytest.mark.parametrize("what", ["float32", "padding", "length", "cache"])

@@ -6,8 +6,11 @@ of bfloat16 summed in float32. What it does otherwise, and what that saves:
 * attention in blocks that stay in the cache, with float32 scores that never reach memory
 * queries, keys and values from one product, gate and up from one
 * for the backward pass it keeps the two normalised inputs, queries, keys and values, and what
-  attention gave, all in bfloat16, and makes the rest again: gate and up take a product, one in
-  nine of the step, and are more than half of what there would be to keep
+  attention gave, all in bfloat16, and makes the rest again. Gate and up, which take a product, one
+  in nine of the step, and are more than half of what there would be to keep, are kept by every
+  second layer
+* what no pass keeps lies in memory that all layers use in turns: fresh memory must be cleared by
+  the system page by page, which takes a tenth as long as the products
 """
 
 import mmap
@@ -73,9 +76,11 @@ class NativeForward:
     other types than bfloat16 autocast over float32, other devices, parameters cut over ranks.
     """
 
-    def __init__(self, layer: DecoderLayer) -> None:
+    def __init__(self, layer: DecoderLayer, scratch: "Scratch", keeps_wide: bool = False) -> None:
         self.layer = layer
         self.plain = layer.forward
+        self.scratch = scratch
+        self.keeps_wide = keeps_wide
 
     def __call__(
         self,
@@ -103,6 +108,7 @@ class NativeForward:
             scale=config.score_scale,
             eps=(norms[0].eps, norms[1].eps),
             offsets=(norms[0].offset, norms[1].offset),
+            keeps_wide=self.keeps_wide,
         )
         wide = (
             [feedforward.gate_up.weight]
@@ -114,6 +120,7 @@ class NativeForward:
             visibility.documents,
             turn,
             sizes,
+            self.scratch,
             norms[0].weight,
             norms[1].weight,
             attention.out.weight,
@@ -184,6 +191,7 @@ class _Sizes:
     scale: float
     eps: tuple[float, float]
     offsets: tuple[float, float]
+    keeps_wide: bool
 
     @property
     def rows(self) -> int:
@@ -208,6 +216,7 @@ class _Layer(torch.autograd.Function):
         documents: Tensor | None,
         turn: Rotation,
         sizes: _Sizes,
+        scratch: "Scratch",
         norm1: Tensor,
         norm2: Tensor,
         out: Tensor,
@@ -224,24 +233,26 @@ class _Layer(torch.autograd.Function):
         qkv_width = width + 2 * k.shape[0]
         scaled1, scaled2, joined, qkv = _rows(sizes.rows, d, d, width, qkv_width)
         log_sum = torch.empty(sizes.batch, sizes.heads, sizes.length)
-        u, normed, rstd1 = _add_and_norm(x.contiguous(), None, scale1, sizes.eps[0], scaled1)
+        normed, product = scratch.rows("normed", scaled1), scratch.rows("product", scaled1)
+        u, rstd1 = _add_and_norm(x.contiguous(), None, scale1, sizes.eps[0], scaled1, normed)
         torch.mm(normed, _narrow(q, k, v).T, out=qkv)
         _turn(qkv, angles, 1.0, sizes)
         kernels().attention(
             qkv, documents, sizes.window, sizes.scale, joined, log_sum, *sizes.of_attention
         )
-        attended = joined @ _narrow(out).T
-        u, normed, rstd2 = _add_and_norm(u, attended, scale2, sizes.eps[1], scaled2)
-        del attended
-        gate_up, active = _gate_up(normed, wide)
+        torch.mm(joined, _narrow(out).T, out=product)
+        u, rstd2 = _add_and_norm(u, product, scale2, sizes.eps[1], scaled2, normed)
+        gate_up, active = _wide_rows(scratch, sizes, down)
+        kept = _rows(sizes.rows, gate_up.shape[1])[0] if sizes.keeps_wide else None
+        gate_up = torch.mm(normed, _narrow(*wide).T, out=gate_up if kept is None else kept)
         kernels().swiglu(gate_up, active, *active.shape)
-        del normed, gate_up
-        y = u.add_((active @ _narrow(down).T).view_as(u))
+        torch.mm(active, _narrow(down).T, out=product)
+        y = u.add_(product.view_as(u))
         ctx.save_for_backward(
-            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, documents, *angles,
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, kept, documents, *angles,
             scale1, scale2, out, down, q, k, v, *wide,
         )  # fmt: skip
-        ctx.sizes = sizes
+        ctx.sizes, ctx.scratch = sizes, scratch
         ctx.dtype = norm1.dtype
         return y
 
@@ -249,37 +260,44 @@ class _Layer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_y: Tensor) -> tuple[Tensor | None, ...]:
         sizes: _Sizes = ctx.sizes
+        scratch: Scratch = ctx.scratch
         (
-            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, documents, cos, sin,
+            scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, kept, documents, cos, sin,
             scale1, scale2, out, down, q, k, v, *wide,
         ) = ctx.saved_tensors  # fmt: skip
         of_y = of_y.contiguous()
-        normed = _rescaled(scaled2, scale2)
-        of_gate_up, active = _gate_up(normed, wide)
-        narrow = of_y.view(sizes.rows, -1).bfloat16()
+        normed, product = scratch.rows("normed", scaled1), scratch.rows("product", scaled1)
+        narrow = scratch.rows("narrow", scaled1).copy_(of_y.view_as(scaled1))
+        matrix = _narrow(*wide)
+        _rescale(scaled2, scale2, normed)
+        of_gate_up, active = _wide_rows(scratch, sizes, down)
+        if kept is None:
+            torch.mm(normed, matrix.T, out=of_gate_up)
+        else:
+            of_gate_up.copy_(kept)
         torch.mm(narrow, _narrow(down), out=active)
         kernels().swiglu_backward(of_gate_up, active, *active.shape)
         of_down = (narrow.T @ active).to(down.dtype)
-        del active
         of_wide = _parts(of_gate_up.T @ normed, wide)
-        of_normed = of_gate_up @ _narrow(*wide)
-        del of_gate_up, normed
+        torch.mm(of_gate_up, matrix, out=product)
         of_u = torch.empty_like(of_y)
-        of_norm2 = _norm_backward(of_normed, scaled2, rstd2, scale2, of_y, of_u)
+        of_norm2 = _norm_backward(product, scaled2, rstd2, scale2, of_y, of_u)
 
-        narrow = of_u.view(sizes.rows, -1).bfloat16()
+        narrow.copy_(of_u.view_as(scaled1))
         of_out = (narrow.T @ joined).to(out.dtype)
-        of_qkv = torch.empty_like(qkv)
+        of_joined = torch.mm(narrow, _narrow(out), out=scratch.rows("of_joined", joined))
+        of_qkv = scratch.rows("of_qkv", qkv)
         kernels().attention_backward(
-            narrow @ _narrow(out), qkv, joined, log_sum, documents, sizes.window, sizes.scale,
+            of_joined, qkv, joined, log_sum, documents, sizes.window, sizes.scale,
             of_qkv, *sizes.of_attention,
         )  # fmt: skip
         _turn(of_qkv, (cos, sin), -1.0, sizes)
-        of_q, of_k, of_v = _parts(of_qkv.T @ _rescaled(scaled1, scale1), [q, k, v])
-        of_normed = of_qkv @ _narrow(q, k, v)
-        of_norm1 = _norm_backward(of_normed, scaled1, rstd1, scale1, of_u, of_u)
+        _rescale(scaled1, scale1, normed)
+        of_q, of_k, of_v = _parts(of_qkv.T @ normed, [q, k, v])
+        torch.mm(of_qkv, _narrow(q, k, v), out=product)
+        of_norm1 = _norm_backward(product, scaled1, rstd1, scale1, of_u, of_u)
         return (
-            of_u, None, None, None, of_norm1.to(ctx.dtype), of_norm2.to(ctx.dtype),
+            of_u, None, None, None, None, of_norm1.to(ctx.dtype), of_norm2.to(ctx.dtype),
             of_out, of_down, of_q, of_k, of_v, *of_wide,
         )  # fmt: skip
 
@@ -290,8 +308,8 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         scaled = torch.empty_like(x, dtype=torch.bfloat16).view(-1, x.shape[-1])
-        scale = weight.float() + offset
-        _, normed, rstd = _add_and_norm(x.contiguous(), None, scale, eps, scaled)
+        scale, normed = weight.float() + offset, torch.empty_like(scaled)
+        _, rstd = _add_and_norm(x.contiguous(), None, scale, eps, scaled, normed)
         ctx.save_for_backward(scaled, rstd, scale)
         ctx.dtype = weight.dtype
         return normed.view_as(x)
@@ -343,27 +361,46 @@ def _rows(n: int, *widths: int) -> list[Tensor]:
     return [piece.view(n, width) for piece, width in zip(pieces, widths, strict=True)]
 
 
-def _gate_up(normed: Tensor, wide: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """normed (N, d) → gate and up (N, 2f), the gate first; and room for an (N, f)."""
-    matrix = _narrow(*wide)
-    gate_up, room = _rows(normed.shape[0], matrix.shape[0], matrix.shape[0] // 2)
-    return torch.mm(normed, matrix.T, out=gate_up), room
+class Scratch:
+    """bfloat16 matrices that the passes of layers use one after the other, and that none keeps.
+
+    One for the layers of one objective, which run one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Tensor] = {}
+
+    def rows(self, name: str, like: Tensor) -> Tensor:
+        """The matrix of a name, in the shape of another; what was in it is not kept."""
+        return self.matrix(name, *like.shape)
+
+    def matrix(self, name: str, n: int, width: int) -> Tensor:
+        """The matrix (n, width) of a name."""
+        found = self._memory.get(name)
+        if found is None or found.numel() != n * width:
+            self._memory.pop(name, None)
+            found = self._memory[name] = _rows(n, width)[0]
+        return found.view(n, width)
+
+
+def _wide_rows(scratch: Scratch, sizes: _Sizes, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for gate and up (N, 2f), the gate first, and for an (N, f)."""
+    f = down.shape[1]
+    return scratch.matrix("wide", sizes.rows, 2 * f), scratch.matrix("active", sizes.rows, f)
 
 
 def _add_and_norm(
-    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, scaled: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x + y (B, T, d), its RMSNorm (N, d) and 1/RMS (N); fills `scaled`, see kernels.c."""
+    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, scaled: Tensor, normed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x + y (B, T, d) and its 1/RMS (N); fills `scaled` and `normed`, (N, d), see kernels.c."""
     u = x if y is None else torch.empty_like(x)
-    normed, rstd = torch.empty_like(scaled), torch.empty(scaled.shape[0])
+    rstd = torch.empty(scaled.shape[0])
     kernels().add_and_norm(x, y, weight, eps, u, scaled, normed, rstd, *scaled.shape)
-    return u, normed, rstd
+    return u, rstd
 
 
-def _rescaled(scaled: Tensor, weight: Tensor) -> Tensor:
-    normed = torch.empty_like(scaled)
+def _rescale(scaled: Tensor, weight: Tensor, normed: Tensor) -> None:
     kernels().rescale(scaled, weight, normed, *scaled.shape)
-    return normed
 
 
 def _norm_backward(
