@@ -171,6 +171,7 @@ def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(exported):
 @pytest.mark.peer
 def test_it_loads_in_transformers(exported):
     import transformers
+
     out, _ = exported
     model = transformers.AutoModelForCausalLM.from_pretrained(out / "small").double().eval()
     ids = torch.arange(12).reshape(1, 12)
