@@ -25,11 +25,11 @@ from armillary.charts.svg import (
     width_of,
 )
 
-Look = Literal["faint", "line", "points", "crosses", "measured"]
+Look = Literal["faint", "line", "points", "crosses", "reference", "measured"]
 Bounds = tuple[float, float]
 
 HEIGHT = 250  # with a legend of one line
-_MOST_POINTS, _MOST_STRIPS = 400, 60
+_MOST_POINTS, _MOST_STRIPS, _MOST_SPOTS = 400, 60, 12
 _KEY, _BETWEEN = 23, 12  # room of a legend's sign, and after its words
 _ASIDE = 5  # between whiskers of series that stand side by side
 
@@ -42,6 +42,7 @@ class Series:
     line      a full line
     points    diamonds on a dashed line
     crosses   marks above the axis, for when something happened; their y is not looked at
+    reference a thin dotted line, for what the others are set against
     measured  a line with markers in the look of series `number`, and the interval of each point
               from `bounds`, where there is one
     """
@@ -305,7 +306,7 @@ def _draw_measured(
             add_line(svg, f"whisker {look}", x, low, x, high)
     if len(places) > 1:
         add(svg, "path", f"measured {look}", d=path(places))
-    for x, y in places:
+    for x, y in places[:: -(-len(places) // _MOST_SPOTS)]:
         add(svg, "path", f"spot {look}", d=marker(series.number, x, y))
 
 
