@@ -32,6 +32,7 @@ HEIGHT = 250  # with a legend of one line
 _MOST_POINTS, _MOST_STRIPS, _MOST_SPOTS = 400, 60, 12
 _KEY, _BETWEEN = 23, 12  # room of a legend's sign, and after its words
 _ASIDE = 5  # between whiskers of series that stand side by side
+_FREE = 14  # between the ends of a doubling axis and what is drawn
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,17 @@ def line_chart(chart: Chart, description: str) -> str:
         if up.low <= value <= up.high:
             add_line(svg, "rule", across.start, up.place(value), across.end, up.place(value))
     _draw_marks(svg, chart.marks, across, up)
-    inside = svg if chart.span is None else _window(svg, across, up)
-    shifts = _shifts(measured) if chart.whiskers else {}
+    inside = svg if chart.span is None else _window(svg, up)
+    shifts = _shifts(measured)
     for each in drawn:
         if each.look == "measured" and not chart.whiskers:
             _draw_band(inside, each, across, up)
     for each in drawn:
-        _draw_series(inside, each, across, up, shifts.get(id(each), 0.0), chart.whiskers)
+        shift = shifts.get(id(each), 0.0) if chart.whiskers else 0.0
+        _draw_series(inside, each, across, up, shift, chart.whiskers)
     if chart.span is not None:
-        _draw_beyond(svg, measured, across, up)
+        for each in measured:
+            _draw_beyond(svg, each, across, up, shifts.get(id(each), 0.0))
     _draw_strips(svg, measured, chart.x_label, across, up)
     for each in measured:
         if each.look == "points":
@@ -187,9 +190,15 @@ def _level(chart: Chart, drawn: Sequence[Series], left: float) -> tuple[Axis, st
         low, high = min(xs), max(xs)
         if low == high:
             low, high = low / 2, high * 2
-        # A tenth of a doubling at both ends, so that markers and whiskers stand free.
-        low, high = low / 2**0.15, high * 2**0.15
-        return Axis(low, high, left, WIDTH - 6, doubling_ticks(xs), logarithmic=True), ""
+        # Markers and whiskers stand free of both ends.
+        free = (high / low) ** (_FREE / (WIDTH - left - 2 * _FREE))
+        low, high = low / free, high * free
+        return Axis(low, high, left, WIDTH - 2, doubling_ticks(xs), logarithmic=True), ""
+    if chart.whiskers:
+        at = sorted(set(xs))
+        gap = min((b - a for a, b in pairwise(at)), default=1.0)
+        ticks = [(x, f"{x:g}") for x in at]
+        return Axis(at[0] - gap / 2, at[-1] + gap / 2, left, WIDTH - 2, ticks), ""
     ticks, scale = round_ticks(0.0, max(xs), 5)
     return Axis(0.0, max(xs) or 1.0, left, WIDTH - 12, ticks), scale
 
@@ -250,11 +259,11 @@ def _draw_marks(
         add_text(svg, min(max(x, half), WIDTH - half), up.end - 6, name, anchor="middle")
 
 
-def _window(svg: ET.Element, across: Axis, up: Axis) -> ET.Element:
+def _window(svg: ET.Element, up: Axis) -> ET.Element:
     """Return an element that cuts off what is drawn beyond the axes."""
-    width, height = WIDTH - across.start, up.start - up.end
-    inner = add(svg, "svg", "", x=across.start, y=up.end, width=width, height=height)
-    inner.set("viewBox", f"{across.start:.1f} {up.end:.1f} {width:.1f} {height:.1f}")
+    width, height = WIDTH, up.start - up.end
+    inner = add(svg, "svg", "", x=0.0, y=up.end, width=width, height=height)
+    inner.set("viewBox", f"0 {up.end:.1f} {width} {height:.1f}")
     return inner
 
 
@@ -310,15 +319,14 @@ def _draw_measured(
         add(svg, "path", f"spot {look}", d=marker(series.number, x, y))
 
 
-def _draw_beyond(svg: ET.Element, measured: Sequence[Series], across: Axis, up: Axis) -> None:
+def _draw_beyond(svg: ET.Element, series: Series, across: Axis, up: Axis, shift: float) -> None:
     """Draw arrows where points lie beyond the edges."""
-    for each in measured:
-        for x, y in each.points:
-            if not up.low <= y <= up.high:
-                edge, way = (up.end, 1) if y > up.high else (up.start, -1)
-                at = across.place(x)
-                tip = [(at - 4, edge + 9 * way), (at, edge + 2 * way), (at + 4, edge + 9 * way)]
-                add(svg, "path", f"spot beyond {look_of(each.number)}", d=path(tip) + "Z")
+    for x, y in series.points:
+        if not up.low <= y <= up.high:
+            edge, way = (up.end, 1) if y > up.high else (up.start, -1)
+            at = across.place(x) + shift
+            tip = [(at - 4, edge + 9 * way), (at, edge + 2 * way), (at + 4, edge + 9 * way)]
+            add(svg, "path", f"spot beyond {look_of(series.number)}", d=path(tip) + "Z")
 
 
 def _draw_markers(svg: ET.Element, series: Series, x_label: str, across: Axis, up: Axis) -> None:

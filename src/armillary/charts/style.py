@@ -145,7 +145,7 @@ STYLE = "\n".join(
 .chart .whisker { stroke: var(--own); stroke-width: 1.3; }
 .chart .bar { fill: none; stroke: currentColor; stroke-opacity: .6; }
 .chart .filled { fill: var(--own); stroke: var(--own); }
-.chart .reach { stroke: currentColor; stroke-opacity: .35; }
+.chart .reach { fill: currentColor; fill-opacity: .07; }
 .chart .error { stroke: currentColor; stroke-width: 1.3; }
 .chart .over { pointer-events: none; }
 .chart .gap { fill: currentColor; fill-opacity: .06; }

@@ -81,7 +81,7 @@ def _what(name: str, summary: Summary) -> str:
 
 def _table(table: tables.Table) -> Iterator[str]:
     yield _row([head for head, _ in table.heads])
-    yield _row(["---:" if kind == "n" else "---" for _, kind in table.heads], plain=False)
+    yield _row(["---:" if kind.startswith("n") else "---" for _, kind in table.heads], plain=False)
     for row in table.rows:
         yield _row([str(cell) for cell in row])
 

@@ -68,8 +68,10 @@ def all_plots(
     """Everything that the report draws, in its order."""
     yield from plots.effective_plots(summaries)
     yield from plots.loss_plots(summaries, gains_of(summaries, comparison))
+    yield from plots.length_plots(summaries)
     for variant in variants(summaries):
-        yield from plots.question_plots(summaries, variant)
+        yield from plots.heat_plots(summaries, variant)
+    yield from plots.factor_plots(summaries)
     yield from plots.short_plots(summaries)
     yield from plots.frequency_plot(summaries, frequencies)
 

@@ -141,23 +141,21 @@ def _context_title(gains: Sequence[Gain], summaries: Sequence[Summary]) -> str:
 def _over_cropping(
     names: Sequence[str], summaries: Sequence[Summary], over: Sequence[Sequence[LossAt]]
 ) -> Chart:
-    series = [
-        Series(
-            name,
-            [(each.at, each.over_crop.value) for each in curve if each.over_crop],
-            "measured",
-            place,
-            [_bounds(each.over_crop) for each in curve if each.over_crop],
-        )
-        for place, (name, curve) in enumerate(zip(names, over, strict=True))
-    ]
-    extents = [
-        max(abs(y) for _, y in each.points)
-        for each in series
-        if any(map(math.isfinite, (y for _, y in each.points)))
-    ]
-    limit = _LIMIT * min(extents, default=0.0)
-    span = (-limit, limit) if limit and max(extents) > limit else None
+    series = []
+    for place, (name, summary, curve) in enumerate(zip(names, summaries, over, strict=True)):
+        at = {each.at: each.over_crop for each in curve if each.over_crop}
+        if at:  # at the old window, cropping is what is done
+            at[summary.run.original_window] = Estimate(0.0, 0.0, 0.0, 0)
+        drawn = sorted(at.items())
+        points = [(length, each.value) for length, each in drawn]
+        intervals = [_bounds(each) for _, each in drawn]
+        series.append(Series(name, points, "measured", place, intervals))
+    values = [[y for _, y in each.points if math.isfinite(y)] for each in series]
+    limit = _LIMIT * min((max(map(abs, own)) for own in values if own), default=0.0)
+    low, high = (end(y for own in values for y in own) for end in (min, max))
+    span = None
+    if limit and high > limit:
+        span = (1.2 * max(min(low, -0.1 * limit), -limit), limit)
     return Chart(
         "tokens of context",
         "nats per token over cropping; below 0 is better",
@@ -228,7 +226,7 @@ def effective_plots(summaries: Sequence[Summary]) -> Iterator[Plot]:
         for place, (name, summary) in enumerate(zip(names, summaries, strict=True)):
             held = effective_of(summary, variant)
             if held is not None:
-                words = "none" if held.length is None else f"{held.length:,}"
+                words = f"{held.length or 0:,} of {held.longest_tried:,}"
                 title = (
                     f"{name}: {rate_with_bounds(held.short)} at the shortest length; holds to "
                     f"{tokens(held.length)}, tried to {held.longest_tried:,}"
@@ -255,26 +253,50 @@ def _effective_title(variant: str, summaries: Sequence[Summary]) -> str:
     return f"{variant} holds longest, to {longest:,} tokens, with {told}"
 
 
-def question_plots(summaries: Sequence[Summary], variant: str) -> Iterator[Plot]:
-    """Of one kind of question: rates by length, by hops and distractors, and heat maps."""
+def length_plots(summaries: Sequence[Summary]) -> Iterator[Plot]:
+    """Of each kind of question: rates by length."""
     names = names_of([each.run for each in summaries])
-    rates = [[each for each in s.rates if each.variant == variant] for s in summaries]
-    totals = [[each for each in own if factors_of(each) == ()] for own in rates]
-    lengths = sorted({each.length for own in totals for each in own})
-    if len(lengths) > 1:
+    for variant in variants(summaries):
+        totals = _rates_of(summaries, variant, ())
+        lengths = sorted({each.length for own in totals for each in own})
+        if len(lengths) < 2:
+            continue
         last = [[each for each in own if each.length == lengths[-1]] for own in totals]
         title = f"{variant} in {lengths[-1]:,} tokens: {_most(names, last)}"
         points = [[(each.length, each.exact) for each in own] for own in totals]
         marks = _old_window(summaries, lengths)
         chart = _rates_chart(names, points, "tokens of context", marks, doubling=True)
         yield Plot(f"{variant}-by-length", title, chart)
-    for factor in ("hops", "distractors"):
-        yield from _factor_plots(names, variant, rates, factor)
-    for place, (name, own) in enumerate(zip(names, rates, strict=True)):
-        deep = [each for each in own if factors_of(each) == ("depth",)]
-        if deep:
-            heat = _heat(deep, summaries[place].run.original_window)
-            yield Plot(f"{variant}-heat-{place + 1}", _heat_title(name, deep), heat)
+
+
+def heat_plots(summaries: Sequence[Summary], variant: str) -> Iterator[Plot]:
+    """Of one kind of question: each model's rates by length and depth."""
+    names = names_of([each.run for each in summaries])
+    for place, own in enumerate(_rates_of(summaries, variant, ("depth",))):
+        if own:
+            heat = _heat(own, summaries[place].run.original_window)
+            yield Plot(f"{variant}-heat-{place + 1}", _heat_title(names[place], own), heat)
+
+
+def factor_plots(summaries: Sequence[Summary]) -> Iterator[Plot]:
+    """Rates by hops and by distractors, for each kind of question and length."""
+    names = names_of([each.run for each in summaries])
+    for variant in variants(summaries):
+        for factor in ("hops", "distractors"):
+            split = _rates_of(summaries, variant, (factor,))
+            for length in sorted({each.length for own in split for each in own}):
+                here = [[each for each in own if each.length == length] for own in split]
+                yield _factor_plot(names, variant, factor, length, here)
+
+
+def _rates_of(
+    summaries: Sequence[Summary], variant: str, factors: tuple[str, ...]
+) -> list[list[Rate]]:
+    """Each model's rates that are split by these factors alone."""
+    return [
+        [each for each in s.rates if each.variant == variant and factors_of(each) == factors]
+        for s in summaries
+    ]
 
 
 def factors_of(rate: Rate) -> tuple[str, ...]:
@@ -284,20 +306,15 @@ def factors_of(rate: Rate) -> tuple[str, ...]:
     )
 
 
-def _factor_plots(
-    names: Sequence[str], variant: str, rates: Sequence[Sequence[Rate]], factor: str
-) -> Iterator[Plot]:
-    """Rates by hops or distractors, for each length."""
-    split = [[each for each in own if factors_of(each) == (factor,)] for own in rates]
-    for length in sorted({each.length for own in split for each in own}):
-        here = [[each for each in own if each.length == length] for own in split]
-        points = [[(float(getattr(each, factor)), each.exact) for each in own] for own in here]
-        most = max(x for own in points for x, _ in own)
-        hardest = [[each for each in own if getattr(each, factor) == most] for own in here]
-        title = f"{variant} with {most:g} {factor} in {length:,} tokens: {_most(names, hardest)}"
-        yield Plot(
-            f"{variant}-{factor}-{length}", title, _rates_chart(names, points, factor, (), False)
-        )
+def _factor_plot(
+    names: Sequence[str], variant: str, factor: str, length: int, rates: Sequence[Sequence[Rate]]
+) -> Plot:
+    points = [[(float(getattr(each, factor)), each.exact) for each in own] for own in rates]
+    most = max(x for own in points for x, _ in own)
+    hardest = [[each for each in own if getattr(each, factor) == most] for own in rates]
+    title = f"{variant} with {most:g} {factor} in {length:,} tokens: {_most(names, hardest)}"
+    chart = _rates_chart(names, points, factor, (), doubling=False)
+    return Plot(f"{variant}-{factor}-{length}", title, chart)
 
 
 def _old_window(summaries: Sequence[Summary], lengths: Sequence[int]) -> list[tuple[float, str]]:
@@ -344,7 +361,7 @@ def _rates_chart(
         marks=marks,
         doubling=doubling,
         whiskers=True,
-        span=(0.0, 100.0),
+        span=(-4.0, 104.0),
     )
 
 

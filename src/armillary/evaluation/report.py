@@ -67,7 +67,7 @@ def render(
     names = names_of([each.run for each in summaries])
     contents = {
         "title": _title(summaries),
-        "verdict": verdict(summaries, comparison),
+        "verdict": [_whole(sentence) for sentence in verdict(summaries, comparison)],
         "overview": _shown(tables.overview(summaries, gains, comparison)),
         "sections": [
             each
@@ -83,7 +83,7 @@ def render(
 
 @dataclass(frozen=True)
 class _Section:
-    """A part of the page: words, figures, grids of smaller figures, tables.
+    """A part of the page: words, figures, titled grids of smaller figures, tables.
 
     folded  tables that one opens
     """
@@ -92,7 +92,7 @@ class _Section:
     title: str
     words: str
     figures: list[tuple[str, "Markup"]] = field(default_factory=list)
-    grids: list[tuple[str, "Markup"]] = field(default_factory=list)
+    grids: list[tuple[str, list[tuple[str, "Markup"]]]] = field(default_factory=list)
     tables: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     folded: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -120,17 +120,7 @@ def _sections(
         folded=_folded("Effective lengths in numbers", tables.effective(summaries)),
     )
     yield _losses(summaries, gains)
-    for variant in variants(summaries):
-        drawn = list(plots.question_plots(summaries, variant))
-        yield _Section(
-            f"questions-{variant}",
-            f"Questions: {variant}",
-            "An answer is right when each of its tokens is the likeliest. "
-            "Intervals are Wilson's, of 95 %.",
-            _drawn(each for each in drawn if "-heat-" not in each.name),
-            _drawn(each for each in drawn if "-heat-" in each.name),
-            folded=_folded(f"{variant} in numbers", tables.rates(summaries, variant)),
-        )
+    yield _questions(summaries)
     yield _Section(
         "short",
         "Short texts",
@@ -146,6 +136,29 @@ def _sections(
         "Frequencies",
         "Of each channel pair, how many positions a turn takes: as trained, and after.",
         _drawn(plots.frequency_plot(summaries, frequencies)),
+    )
+
+
+def _questions(summaries: Sequence[Summary]) -> _Section:
+    """All kinds of question: by length, where in the context, by what else varies."""
+    asked = variants(summaries)
+    places = [
+        (f"{variant}: by length and place of the answer", _drawn(heats))
+        for variant in asked
+        if (heats := list(plots.heat_plots(summaries, variant)))
+    ]
+    return _Section(
+        "questions",
+        "Questions",
+        "An answer is right when each of its tokens is the likeliest. Intervals are of 95 %, after "
+        "Wilson. Depth is where in the context the answer stands: 0 % is its beginning.",
+        _drawn([*plots.length_plots(summaries), *plots.factor_plots(summaries)]),
+        places,
+        folded=[
+            each
+            for variant in asked
+            for each in _folded(f"{variant} in numbers", tables.rates(summaries, variant))
+        ],
     )
 
 
@@ -197,21 +210,31 @@ def _compared(comparison: Comparison, summaries: Sequence[Summary]) -> _Section:
 
 
 def _drawn(drawn: Iterable[plots.Plot]) -> list[tuple[str, "Markup"]]:
-    return [(each.title, page.ready(svg)) for each in drawn if (svg := plots.as_svg(each))]
+    return [(_whole(each.title), page.ready(svg)) for each in drawn if (svg := plots.as_svg(each))]
 
 
 def _folded(title: str, table: tables.Table) -> list[tuple[str, dict[str, Any]]]:
-    return [(f"{title} ({len(table.rows)})", _shown(table, signs=False))] if table.rows else []
+    count = f"{title} ({len(table.rows):,} rows)"
+    return [(count, _shown(table, signs=False))] if table.rows else []
 
 
 def _shown(table: tables.Table, signs: bool = True) -> dict[str, Any]:
     """A table for the template; models have their signs before their names."""
-    rows = [[_with_sign(cell) if signs else str(cell) for cell in row] for row in table.rows]
+    rows = [[_cell(cell, signs) for cell in row] for row in table.rows]
     return {"heads": table.heads, "rows": rows}
 
 
-def _with_sign(cell: tables.Cell) -> "str | Markup":
+def _cell(cell: tables.Cell, signs: bool) -> "str | Markup":
     if isinstance(cell, str):
-        return cell
+        return _whole(cell)
+    if not signs:
+        return cell.name
     start, end = page.ready('<span class="model">'), page.ready("</span>")
     return start + page.ready(swatch(cell.place)) + f" {page.visible(cell.name)}" + end
+
+
+def _whole(words: str) -> str:
+    """Keep numbers with their signs, and intervals, on one line."""
+    return words.replace(" %", "\N{NO-BREAK SPACE}%").replace(
+        " to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}"
+    )

@@ -1,6 +1,7 @@
 """Summaries and comparisons → tables of words, for the page and the card.
 
-A head is a word and its kind: "n" for numbers, "any" for what may break anywhere, "" for words.
+A head is a word and its kind: "n" for numbers, "n wrap" for those whose interval may stand below
+them, "any" for what may break anywhere, "" for words.
 """
 
 import math
@@ -66,11 +67,10 @@ def overview(
         ("rule", ""),
         ("old window", "n"),
         ("window", "n"),
-        ("longest context over cropping, nats per token", "n"),
+        ("longest context over cropping, nats per token", "n wrap"),
+        *([] if comparison is None else [(f"short texts over {models[0]}'s", "n wrap")]),
         *((f"{variant} holds to", "n") for variant in variants(summaries)),
     ]
-    if comparison is not None:
-        heads.append((f"short texts beside {models[0]}, nats per token", "n"))
     rows = []
     for model, summary in zip(models, summaries, strict=True):
         gain = by_name.get(model.name)
@@ -80,12 +80,12 @@ def overview(
             f"{summary.run.original_window:,}",
             f"{summary.run.window:,}",
             "–" if gain is None else with_bounds(gain.over, signed=True),
-            *(_length(summary, variant) for variant in variants(summaries)),
         ]
         if comparison is not None:
             trade = trade_of(comparison, model.place)
             short = None if trade is None else trade.short
             row.append("–" if short is None else with_bounds(short.difference, signed=True))
+        row += [_length(summary, variant) for variant in variants(summaries)]
         rows.append(row)
     return Table(heads, rows)
 

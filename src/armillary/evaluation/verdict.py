@@ -14,6 +14,7 @@ from armillary.evaluation.telling import bounds, joined, names_of, number
 
 Side = Literal["better", "worse", "open"]
 _MOST_NAMED, _MOST_TASKS = 4, 3
+_UNIT = " nats per token"
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,12 @@ def _gained(gains: Sequence[Gain]) -> Iterator[str]:
         worse = sorted((g for g in group if g.side == "worse"), key=lambda g: g.over.value)
         than = f"than {against}" if " cropped" in against else f"than when it is {against}"
         if better:
-            text = f"with {at:,} tokens of context {_listed(better)} {_verb(better, 'predict')} "
-            text += f"the same text better {than} tokens"
+            text = f"with {at:,} tokens of context {_listed(better, _UNIT)} "
+            text += f"{_verb(better, 'predict')} the same text better {than} tokens"
             yield text + (f", {_listed(worse)} worse" if worse else "")
         elif worse:
             text = f"with {at:,} tokens of context no model is shown to predict better {than} "
-            yield text + f"tokens, and {_listed(worse)} {_verb(worse, 'predict')} worse"
+            yield text + f"tokens, and {_listed(worse, _UNIT)} {_verb(worse, 'predict')} worse"
         else:
             yield f"with {at:,} tokens of context no model is shown to differ from {against} tokens"
 
@@ -121,10 +122,9 @@ def _by_place(gains: Sequence[Gain]) -> list[tuple[tuple[int, str], list[Gain]]]
     return list(places.items())
 
 
-def _listed(gains: Sequence[Gain]) -> str:
+def _listed(gains: Sequence[Gain], unit: str = "") -> str:
     named = [
-        f"{each.model} ({number(each.over.value, signed=True)}"
-        f"{' nats per token' if place == 0 else ''})"
+        f"{each.model} ({number(each.over.value, signed=True)}{unit if place == 0 else ''})"
         for place, each in enumerate(gains[:_MOST_NAMED])
     ]
     if len(gains) > _MOST_NAMED:
