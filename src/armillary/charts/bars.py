@@ -59,6 +59,7 @@ def bar_chart(bars: Sequence[Bar], description: str) -> str:
             add_title(drawn, bar.title)
         if bar.bounds is not None:
             low, high = (left + room * each / largest for each in bar.bounds)
+            add_line(svg, "halo", low, middle, high, middle)
             add_line(svg, "error", low, middle, high, middle)
             for x in (low, high):
                 add_line(svg, "error", x, middle - 4, x, middle + 4)

@@ -65,7 +65,8 @@ def heat_map(heat: HeatMap, description: str) -> str:
         for column in range(len(heat.columns)):
             cell = heat.cells.get((row, column))
             x = left + wide * column
-            look = "gap" if cell is None else heat_of(cell.share)
+            heat_class = "gap" if cell is None else heat_of(cell.share)
+            look = f"cell {heat_class}"
             box = add(svg, "rect", look, x=x + 0.5, y=y + 0.5, width=wide - 1, height=_HIGH - 1)
             words = "–" if cell is None else cell.words
             add_text(
@@ -74,7 +75,7 @@ def heat_map(heat: HeatMap, description: str) -> str:
                 y + _HIGH / 2 + 4,
                 words,
                 anchor="middle",
-                look="over" if cell is None else f"over on-{look}",
+                look="over" if cell is None else f"over on-{heat_class}",
             )
             add_title(box, "not measured" if cell is None else cell.title)
     _draw_columns(svg, heat.columns, left, wide, bottom)

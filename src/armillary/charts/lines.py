@@ -43,7 +43,7 @@ class Series:
     line      a full line
     points    diamonds on a dashed line
     crosses   marks above the axis, for when something happened; their y is not looked at
-    reference a thin dotted line, for what the others are set against
+    reference a thin line, for what the others are set against
     measured  a line with markers in the look of series `number`, and the interval of each point
               from `bounds`, where there is one
     """
@@ -59,7 +59,7 @@ class Series:
 class Chart:
     """Series over common axes.
 
-    rules     horizontal lines with a name each
+    rules     horizontal lines with a name each; several have it on them, at their left end
     marks     upright lines with a name each
     doubling  x goes in equal ratios from the first to the last, not in equal steps from zero
     whiskers  intervals are upright bars, those of several series side by side; not bands
@@ -85,7 +85,8 @@ def line_chart(chart: Chart, description: str) -> str:
     if not measured:
         return ""
     signs = [_Sign(each.look, each.name, each.number) for each in drawn]
-    signs += [_Sign("rule", name) for _, name in chart.rules]
+    if len(chart.rules) == 1:
+        signs.append(_Sign("rule", chart.rules[0][1]))
     legend = _legend_rows(signs) if len(signs) > 1 else []
     top = LINE * (1.6 + len(legend) + bool(chart.marks))
     height = HEIGHT + LINE * max(0, len(legend) - 1) + LINE * bool(chart.marks)
@@ -96,9 +97,12 @@ def line_chart(chart: Chart, description: str) -> str:
     add_text(svg, 0, 12, chart.y_label + y_scale)
     _draw_legend(svg, legend)
     draw_axes(svg, across, up, chart.x_label + x_scale)
-    for value, _ in chart.rules:
+    for value, name in chart.rules:
         if up.low <= value <= up.high:
-            add_line(svg, "rule", across.start, up.place(value), across.end, up.place(value))
+            y = up.place(value)
+            add_line(svg, "rule", across.start, y, across.end, y)
+            if len(chart.rules) > 1:
+                add_text(svg, across.start + 4, y - 4, name)
     _draw_marks(svg, chart.marks, across, up)
     inside = svg if chart.span is None else _window(svg, up)
     shifts = _shifts(measured)

@@ -132,8 +132,7 @@ STYLE = "\n".join(
 .chart .mark { stroke: currentColor; stroke-opacity: .5; stroke-dasharray: 4 3; }
 .chart .faint, .chart .line, .chart .points, .chart .crosses { fill: none; stroke-linejoin: round; }
 .chart .faint { stroke: var(--hue-0); stroke-opacity: .4; stroke-width: 1; }
-.chart .reference { fill: none; stroke: currentColor; stroke-opacity: .7; stroke-width: 1.3;
-  stroke-dasharray: 1.5 2.5; }
+.chart .reference { fill: none; stroke: currentColor; stroke-opacity: .7; stroke-width: 1.3; }
 .chart .line { stroke: var(--hue-0); stroke-width: 2; }
 .chart .points { stroke: var(--hue-1); stroke-width: 1.5; stroke-dasharray: 5 3; }
 .chart .crosses { stroke: currentColor; stroke-width: 1.5; }
@@ -147,6 +146,8 @@ STYLE = "\n".join(
 .chart .filled { fill: var(--own); stroke: var(--own); }
 .chart .reach { fill: currentColor; fill-opacity: .07; }
 .chart .error { stroke: currentColor; stroke-width: 1.3; }
+.chart .halo { stroke: var(--ground, #fff); stroke-opacity: .7; stroke-width: 5; }
+.chart .cell { stroke: currentColor; stroke-opacity: .18; }
 .chart .over { pointer-events: none; }
 .chart .gap { fill: currentColor; fill-opacity: .06; }
 .chart .strip { fill: transparent; }

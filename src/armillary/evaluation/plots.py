@@ -158,7 +158,7 @@ def _over_cropping(
         span = (1.2 * max(min(low, -0.1 * limit), -limit), limit)
     return Chart(
         "tokens of context",
-        "nats per token over cropping; below 0 is better",
+        "nats per token over the same model cropped; below 0 is better",
         series,
         [(0.0, "as cropped")],
         _windows(summaries, over),
@@ -496,5 +496,5 @@ def frequency_plot(
     changed = [int((each.before != each.after).sum()) for _, each in known]
     pairs = len(first.before)
     most = f"{min(changed)} to {max(changed)}" if len(set(changed)) > 1 else f"{changed[0]}"
-    title = f"{most} of {pairs} channel pairs turn slower than they were trained to"
+    title = f"Of {pairs} channel pairs, {most} turn at another speed than in training"
     yield Plot("frequencies", title, chart)

@@ -115,7 +115,7 @@ def _sections(
         "Effective length",
         "The largest length at which questions are still answered: the lower bound of their share "
         "is at least 85 % of the model's own share at the shortest length, there and at all "
-        "lengths before. The thin line goes to the longest that was tried.",
+        "lengths before. The pale ground goes to the longest that was tried.",
         _drawn(plots.effective_plots(summaries)),
         folded=_folded("Effective lengths in numbers", tables.effective(summaries)),
     )
@@ -226,7 +226,7 @@ def _shown(table: tables.Table, signs: bool = True) -> dict[str, Any]:
 
 def _cell(cell: tables.Cell, signs: bool) -> "str | Markup":
     if isinstance(cell, str):
-        return _whole(cell)
+        return _whole(cell).replace(" to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}")
     if not signs:
         return cell.name
     start, end = page.ready('<span class="model">'), page.ready("</span>")
@@ -234,7 +234,5 @@ def _cell(cell: tables.Cell, signs: bool) -> "str | Markup":
 
 
 def _whole(words: str) -> str:
-    """Keep numbers with their signs, and intervals, on one line."""
-    return words.replace(" %", "\N{NO-BREAK SPACE}%").replace(
-        " to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}"
-    )
+    """Keep numbers with their signs on one line."""
+    return words.replace(" %", "\N{NO-BREAK SPACE}%")

@@ -65,11 +65,10 @@ def overview(
     heads = [
         ("model", ""),
         ("rule", ""),
-        ("old window", "n"),
         ("window", "n"),
         ("longest context over cropping, nats per token", "n wrap"),
         *([] if comparison is None else [(f"short texts over {models[0]}'s", "n wrap")]),
-        *((f"{variant} holds to", "n") for variant in variants(summaries)),
+        *((f"{variant} to", "n") for variant in variants(summaries)),
     ]
     rows = []
     for model, summary in zip(models, summaries, strict=True):
@@ -77,8 +76,7 @@ def overview(
         row: list[Cell] = [
             model,
             told(summary.run.model.get("rule")),
-            f"{summary.run.original_window:,}",
-            f"{summary.run.window:,}",
+            _window(summary),
             "–" if gain is None else with_bounds(gain.over, signed=True),
         ]
         if comparison is not None:
@@ -88,6 +86,13 @@ def overview(
         row += [_length(summary, variant) for variant in variants(summaries)]
         rows.append(row)
     return Table(heads, rows)
+
+
+def _window(summary: Summary) -> str:
+    run = summary.run
+    if run.window == run.original_window:
+        return f"{run.window:,}"
+    return f"{run.original_window:,} → {run.window:,}"
 
 
 def _length(summary: Summary, variant: str) -> str:
@@ -252,15 +257,14 @@ def differences(comparison: Comparison, summaries: Sequence[Summary], family: Fa
         if each.family == family and each.p is not None and each.measure in _IN_SHORT:
             key = (_measured(each), "" if each.at is None else f"{each.at:,}")
             cells.setdefault(key, {})[each.model] = each
+    measured = list(dict.fromkeys(what for what, _ in cells))
     rows = [
-        [
-            what,
-            at,
-            *(_difference(found.get(name)) for name in comparison.names[1:]),
-        ]
-        for (what, at), found in cells.items()
+        [what, at, *(_difference(found.get(name)) for name in comparison.names[1:])]
+        for (what, at), found in sorted(cells.items(), key=lambda each: measured.index(each[0][0]))
     ]
     heads = [("measured", ""), ("tokens", "n"), *((str(model), "n") for model in models)]
+    if not any(at for _, at in cells):
+        return Table([heads[0], *heads[2:]], [[row[0], *row[2:]] for row in rows])
     return Table(heads, rows)
 
 
