@@ -74,7 +74,8 @@ def names_of(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _short(name: str) -> str:
-    """Return a name, of a path its end."""
+    """Return a name on one line, of a long path its end."""
+    name = " ".join(name.split())
     if len(name) > _LONGEST_NAME and "/" in name.rstrip("/"):
         name = name.rstrip("/").rsplit("/", 1)[1]
     if len(name) > _LONGEST_NAME:

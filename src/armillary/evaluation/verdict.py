@@ -112,7 +112,8 @@ def _gained(gains: Sequence[Gain]) -> Iterator[str]:
             text = f"with {at:,} tokens of context no model is shown to predict better {than} "
             yield text + f"tokens, and {_listed(worse, _UNIT)} {_verb(worse, 'predict')} worse"
         else:
-            yield f"with {at:,} tokens of context no model is shown to differ from {against} tokens"
+            text = f"with {at:,} tokens of context no model is shown to predict better or worse "
+            yield f"{text}{than} tokens"
 
 
 def _by_place(gains: Sequence[Gain]) -> list[tuple[tuple[int, str], list[Gain]]]:
@@ -198,7 +199,11 @@ def _who(who: Sequence[str], names: Sequence[str]) -> str:
 
 def variants(summaries: Sequence[Summary]) -> list[str]:
     """The kinds of question that were asked, in the order in which they come first."""
-    return list(dict.fromkeys(each.variant for s in summaries for each in s.effective))
+    asked: dict[str, None] = {}
+    for summary in summaries:
+        asked.update(dict.fromkeys(each.variant for each in summary.effective))
+        asked.update(dict.fromkeys(each.variant for each in summary.rates))
+    return list(asked)
 
 
 def effective_of(summary: Summary, variant: str) -> EffectiveLength | None:
