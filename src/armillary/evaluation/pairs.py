@@ -6,8 +6,13 @@ where the tokenizer's own rule for raw text has one.
 Source: EleutherAI's lm-evaluation-harness 0.4.13, `TemplateLM` and `HFLM`.
 """
 
+from collections.abc import Sequence
+
 from armillary.errors import UserError
+from armillary.evaluation.scoring import Continuation, Scored, Scorer
 from armillary.tokenizer import Tokenizer
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def prefix_token(tokenizer: Tokenizer) -> int:
@@ -25,9 +30,7 @@ def prefix_token(tokenizer: Tokenizer) -> int:
     )
 
 
-def encode_pair(
-    tokenizer: Tokenizer, context: str, continuation: str
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     """Return the tokens of the context, one at least, and those of its continuation.
 
     White space at the context's end belongs to the continuation, since tokens begin with theirs. An
@@ -51,13 +54,12 @@ def encode_pair(
     return tuple(before), tuple(after)
 
 
-def room_for(
-    context: tuple[int, ...], continuation: tuple[int, ...], window: int
-) -> tuple[tuple[int, ...], int]:
-    """Return what of a context fits before its continuation, and how many tokens were cut off.
+def fitted(pair: Pair, window: int) -> tuple[Pair, int]:
+    """Return a pair with what of its context fits the window, and how many tokens were cut off.
 
     They are cut from its start. Raises UserError when the continuation leaves room for none.
     """
+    context, continuation = pair
     room = window - len(continuation)
     if room < 1:
         raise UserError(
@@ -65,4 +67,19 @@ def room_for(
             f"window of {window}"
         )
     cut = max(0, len(context) - room)
-    return context[cut:], cut
+    return (context[cut:], continuation), cut
+
+
+def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> list[Scored]:
+    """Score each continuation after its context, those that share a context in one question.
+
+    Contexts that begin alike come one after the other, so that what they share can be kept.
+    """
+    sharing: dict[tuple[int, ...], list[int]] = {}
+    for number, (context, _) in enumerate(pairs):
+        sharing.setdefault(context, []).append(number)
+    scored: dict[int, Scored] = {}
+    for context, numbers in sorted(sharing.items()):
+        asked = [Continuation(pairs[n][1], len(pairs[n][1])) for n in numbers]
+        scored.update(zip(numbers, scorer.score(context, asked), strict=True))
+    return [scored[number] for number in range(len(pairs))]

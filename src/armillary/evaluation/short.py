@@ -10,16 +10,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from armillary.checkpoints.download import Progress
 from armillary.errors import UserError
-from armillary.evaluation.pairs import encode_pair, room_for
+from armillary.evaluation.pairs import Pair, encode_pair, fitted, score_pairs
 from armillary.evaluation.records import Cell, ChoiceRow, Row, Setting, prompt_checksum
-from armillary.evaluation.scoring import Continuation, Scored, Scorer
+from armillary.evaluation.scoring import Scorer
 from armillary.evaluation.short_data import TASKS, Question, read_questions
 from armillary.tokenizer import Tokenizer
 
@@ -98,7 +100,7 @@ class ShortTasks:
         for _, continuation in pairs:
             yield len(context), len(continuation)
 
-    def _pairs(self, question: Question) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def _pairs(self, question: Question) -> list[Pair]:
         return [
             encode_pair(self.tokenizer, question.context, f" {choice}")
             for choice in question.choices
@@ -108,39 +110,28 @@ class ShortTasks:
         question = self.questions[task][number]
         instance = f"{task}/{number:05d}"
         try:
-            pairs = self._pairs(question)
-            contexts, cuts = zip(*(room_for(*pair, scorer.window) for pair in pairs), strict=True)
+            fits = [fitted(pair, scorer.window) for pair in self._pairs(question)]
         except UserError as error:
             raise UserError(f"{instance}: {error}") from error
-        continuations = [continuation for _, continuation in pairs]
-        scored = _score(scorer, contexts, continuations)
+        pairs = [pair for pair, _ in fits]
+        scored = score_pairs(scorer, pairs)
         logprobs = tuple(each.total for each in scored)
-        alone = len(question.choices) == 1
-        per_character = np.array(logprobs) / [len(choice) for choice in question.choices]
         return ChoiceRow(
             task=task,
             instance=instance,
-            prompt=prompt_checksum(*contexts, *continuations),
-            correct=scored[0].exact if alone else int(np.argmax(logprobs)) == question.answer,
+            prompt=prompt_checksum(*chain.from_iterable(pairs)),
+            correct=scored[0].exact if question.alone else _first(logprobs) == question.answer,
             correct_normalised=(
-                None if alone else int(np.argmax(per_character)) == question.answer
+                None
+                if question.alone
+                else _first(np.divide(logprobs, question.lengths)) == question.answer
             ),
             logprobs=logprobs,
             answer=question.answer,
-            cut=max(cuts),
+            cut=max(cut for _, cut in fits),
         )
 
 
-def _score(
-    scorer: Scorer, contexts: Sequence[tuple[int, ...]], continuations: Sequence[tuple[int, ...]]
-) -> list[Scored]:
-    """Each continuation after its own context; those that share one are asked together.
-
-    They share it unless each had to be cut to make room.
-    """
-    scored: dict[int, Scored] = {}
-    for context in dict.fromkeys(contexts):
-        numbers = [number for number, own in enumerate(contexts) if own == context]
-        asked = [Continuation(continuations[n], len(continuations[n])) for n in numbers]
-        scored.update(zip(numbers, scorer.score(context, asked), strict=True))
-    return [scored[number] for number in range(len(contexts))]
+def _first(values: ArrayLike) -> int:
+    """The number of the greatest value, the first of those that are equal."""
+    return int(np.argmax(values))

@@ -51,6 +51,16 @@ class Question:
         if not 0 <= self.answer < len(self.choices):
             raise ValueError(f"the answer is number {self.answer} of {len(self.choices)} choices")
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is nothing to choose from."""
+        return len(self.choices) == 1
+
+    @property
+    def lengths(self) -> list[int]:
+        """The characters of each choice."""
+        return [len(choice) for choice in self.choices]
+
 
 def read_questions(
     task: str,
