@@ -13,7 +13,7 @@ from support.evaluations import MadeUpScorer
 ASKED = Grid(
     lengths=(256, 512, 1024),
     instances=16,
-    documents=12,
+    windows=12,
     depths=7,
     distractors=(0, 4, 8, 16),
     hops=(1, 2, 4),
@@ -24,7 +24,7 @@ ASKED = Grid(
 def cost(grid: Grid) -> float:
     """A second a token of each instance at each place: linear in all that can become less."""
     places = grid.instances * grid.depths * len(grid.distractors) * len(grid.hops)
-    return (places + grid.documents + (grid.limit or 0)) * sum(grid.lengths) / 1e4
+    return (places + grid.windows + (grid.limit or 0)) * sum(grid.lengths) / 1e4
 
 
 def test_what_fits_is_left_as_it_was_asked():
@@ -50,20 +50,20 @@ def test_instances_go_first_then_places_and_lengths_last():
     grids = list(budget._less_and_less(ASKED))
     first = {
         name: next(i for i, grid in enumerate(grids) if getattr(grid, name) != getattr(ASKED, name))
-        for name in ("instances", "documents", "limit", "depths", "distractors", "hops", "lengths")
+        for name in ("instances", "windows", "limit", "depths", "distractors", "hops", "lengths")
     }
-    assert first["instances"] == first["documents"] == first["limit"] == 1
+    assert first["instances"] == first["windows"] == first["limit"] == 1
     order = [first[name] for name in ("instances", "depths", "distractors", "hops", "lengths")]
     assert order == sorted(order)
     assert all(earlier != later for earlier, later in itertools.pairwise(grids))
     last = grids[-1]
-    assert (last.instances, last.documents, last.limit, last.depths) == (3, 4, 50, 3)
+    assert (last.instances, last.windows, last.limit, last.depths) == (2, 4, 50, 3)
     assert (last.distractors, last.hops, last.lengths) == ((0, 16), (1, 4), (256,))
 
 
 def test_what_was_left_out_is_said():
-    plan = fitted(ASKED, cost(ASKED) / 60 / 15, cost)
-    assert "instances 16 → 3" in plan.left_out
+    plan = fitted(ASKED, cost(ASKED) / 60 / 20, cost)
+    assert "instances 16 → 2" in plan.left_out
     assert "distractors 0, 4, 8, 16 → 0, 16" in plan.left_out
     assert not any(line.startswith("lengths") for line in plan.left_out)
 
@@ -75,9 +75,9 @@ def test_the_least_grid_is_kept_where_even_that_is_too_much():
 
 
 def test_a_small_wish_is_not_made_larger():
-    small = Grid(lengths=(64,), instances=1, documents=2, depths=2, limit=None)
+    small = Grid(lengths=(64,), instances=1, windows=2, depths=2, limit=None)
     plan = fitted(small, 1e-9, cost)
-    assert (plan.grid.instances, plan.grid.documents, plan.grid.depths) == (1, 2, 2)
+    assert (plan.grid.instances, plan.grid.windows, plan.grid.depths) == (1, 2, 2)
     assert plan.grid.limit is None
 
 

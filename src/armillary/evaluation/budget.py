@@ -65,22 +65,22 @@ def _timed(scorer: Scorer, length: int) -> float:
 
 @dataclass(frozen=True)
 class Grid:
-    """How much is asked; every entry a user can say, and a budget can make less of.
+    """How much is asked; a user can say every entry, and a budget can make less of it.
 
     lengths      tokens of a context, shortest first
-    instances    of each question at each place
-    documents    that losses are measured on
+    instances    contexts for each place of a question's grid
+    windows      stretches of text that losses are measured on
     depths       how many places between the beginning (0) and the end (1) of a context
-    distractors  how many other keys stand beside the one that is asked for
+    distractors  how many other records stand beside the one that is asked for
     hops         that a question goes over
-    limit        instances of each short task; None for all
+    limit        questions of each short task; None for all
     """
 
     lengths: tuple[int, ...]
-    instances: int = 8
-    documents: int = 16
-    depths: int = 5
-    distractors: tuple[int, ...] = (0, 4, 16)
+    instances: int = 4
+    windows: int = 16
+    depths: int = 11
+    distractors: tuple[int, ...] = (15,)
     hops: tuple[int, ...] = (1, 2, 4)
     limit: int | None = 500
 
@@ -116,7 +116,7 @@ class Plan:
 def fitted(asked: Grid, minutes: float, cost: Callable[[Grid], float]) -> Plan:
     """Make a grid that takes no longer than some minutes; `cost` estimates a grid's seconds.
 
-    Instances (of questions, documents, short tasks) become fewer first, since they cost certainty
+    Instances (of questions, losses, short tasks) become fewer first, since they cost certainty
     and no answer; then depths, distractors and hops; then the longest lengths are left out. What
     is left in the end is the grid even where it takes longer.
     """
@@ -179,8 +179,8 @@ def _fewer_instances(grid: Grid) -> Grid:
 
     return replace(
         grid,
-        instances=fewer(grid.instances, 3),
-        documents=fewer(grid.documents, 4),
+        instances=fewer(grid.instances, 2),
+        windows=fewer(grid.windows, 4),
         limit=None if grid.limit is None else fewer(grid.limit, 50),
     )
 

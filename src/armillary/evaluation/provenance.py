@@ -6,7 +6,7 @@ It holds no times and no paths: two runs whose header is the same have measured 
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -112,17 +112,24 @@ def _rotation(config: DecoderConfig) -> dict[str, Setting]:
 
 
 def task_settings(task: Task) -> dict[str, Setting]:
-    """What determines a task: its version, its cells' number, and its fields where it has some.
+    """What determines a task: its version, what it says of itself, and a checksum of its cells.
 
-    Lists of numbers or words stand in one text; of anything larger, a document say, there is a
-    checksum.
+    A task says it in `settings`, where it has that, else by its fields: short lists stand in one
+    text, and of many ids, a document's say, there is a checksum. Fields that are no plain data (a
+    tokenizer, which the run names itself) are left to the cells.
     """
     cells = [[cell.key, dict(cell.settings), cell.work] for cell in task.cells()]
-    settings: dict[str, Setting] = {"version": task.version, "cells": len(cells)}
-    if is_dataclass(task):
+    told = getattr(task, "settings", None)
+    if told is None and is_dataclass(task):
+        told = {}
         for field in fields(task):
-            settings |= _setting(field.name, getattr(task, field.name))
-    return settings | {"cells_sha256": _checksum_of(cells)[:16]}
+            told |= _setting(field.name, getattr(task, field.name))
+    return {
+        "version": task.version,
+        **(told or {}),
+        "cells": len(cells),
+        "cells_sha256": _checksum_of(cells)[:16],
+    }
 
 
 _SIMPLE = (str, int, float, bool, type(None))
@@ -134,27 +141,24 @@ def _setting(name: str, value: Any) -> dict[str, Setting]:
     if isinstance(value, tuple) and len(value) <= 64 and all(isinstance(v, _SIMPLE) for v in value):
         return {name: ", ".join(map(str, value))}
     digest = hashlib.sha256()
-    _feed(digest, value)
+    try:
+        _feed(digest, value)
+    except TypeError:
+        return {}
     return {f"{name}_sha256": digest.hexdigest()[:16]}
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Take in a value of plain parts: numbers, texts, arrays, and what is made of them."""
+    """Take in ids, and what is made of them. Raises TypeError for what is no plain data."""
     if is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, field.name) for field in fields(value)]
-    if isinstance(value, Mapping):
-        value = [part for entry in value.items() for part in entry]
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        if value and all(type(entry) is int for entry in value):
-            value = np.asarray(value, dtype="<i8")
-        else:
-            digest.update(f"[{len(value)}".encode())
-            for entry in value:
-                _feed(digest, entry)
-            return
-    if isinstance(value, np.ndarray):
-        digest.update(f"{value.shape}".encode() + value.astype("<i8", casting="safe").tobytes())
-    elif isinstance(value, (*_SIMPLE, bytes)):
+    if isinstance(value, _SIMPLE):
         digest.update(repr(value).encode() + b"\0")
+    elif not isinstance(value, Sequence):
+        raise TypeError
+    elif value and all(type(entry) is int for entry in value):
+        digest.update(f"{len(value)} ids".encode() + np.asarray(value, dtype="<i8").tobytes())
     else:
-        raise TypeError(f"a {type(value).__name__} is no setting that a checksum can be made of")
+        digest.update(f"{len(value)} parts".encode())
+        for entry in value:
+            _feed(digest, entry)
