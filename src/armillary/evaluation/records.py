@@ -148,6 +148,7 @@ class Run:
     window           the positions that it claims
     original_window  those of the model before any extension: what cropping crops to
     tasks            each task's version and settings
+    plan             what a budget of time made of what was asked; empty without one
     """
 
     name: str
@@ -156,3 +157,4 @@ class Run:
     original_window: int
     seed: int
     tasks: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    plan: Mapping[str, Setting] = field(default_factory=dict)
