@@ -25,7 +25,14 @@ Cost = Callable[[tuple[int, ...], int], float]
 
 def losses(cost: Cost, lengths: Sequence[int] = (16, 32, 64), **changes: object) -> list[Row]:
     """Rows of a model whose costs are known: 14 documents, and their beginnings as short texts."""
-    settings: dict = {"windows": 14, "targets": 8, "crop": 32, "reach": 64, "bucket": 16} | changes
+    settings: dict = {
+        "windows": 14,
+        "targets": 8,
+        "stretches": 1,
+        "crop": 32,
+        "reach": 64,
+        "bucket": 16,
+    } | changes
     long = Perplexity(DOCUMENTS, tuple(lengths), **settings)
     short = ShortLoss(DOCUMENTS, length=12)
     scorer = StubScorer(cost)
