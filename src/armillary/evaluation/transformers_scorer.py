@@ -38,7 +38,8 @@ class TransformersScorer:
         known = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in _CACHES if name in known), None)
         self._keeps_logits = "logits_to_keep" in known
-        if _moves(self._config.to_dict()):
+        self._moving = _moves(self._config.to_dict())
+        if self._moving:
             self._cache_name = None
         self._held: tuple[int, ...] = ()
         self._cache: Any = None
@@ -84,15 +85,19 @@ class TransformersScorer:
     def _score(self, context: Sequence[int], continuation: Continuation, cache: Any) -> Scored:
         import torch
 
-        tokens = [*context, *continuation.tokens[:-1]]
+        tokens = [*context, *continuation.tokens]
         wanted = torch.tensor(continuation.tokens[-continuation.scored :])
+        # The last token's own logits are not wanted, but rules may go by the length with it.
+        needed = continuation.scored + 1
         if cache is None:
-            output = self._call(tokens, continuation.scored, use_cache=False)
+            if self._moving:  # a short pass: the model keeps its longest length's frequencies
+                self._call(tokens[:1], 1, use_cache=False)
+            output = self._call(tokens, needed, use_cache=False)
         else:
             assert self._cache_name is not None
             more = {self._cache_name: copy.deepcopy(cache), "use_cache": True}
-            output = self._call(tokens, continuation.scored, **more)
-        logits = output.logits[0, -continuation.scored :].cpu()
+            output = self._call(tokens, needed, **more)
+        logits = output.logits[0, -needed:-1].cpu()
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logprobs = logits.log_softmax(-1).gather(-1, wanted[:, None])[:, 0]
         return Scored(
