@@ -39,7 +39,9 @@ class LossRow:
     document  what intervals draw by: targets of one document are not independent
     length    tokens of context and targets together, as the model took them in
     position  of the first target in what the model took in
-    group     "all"; or "key" for the targets whose loss tells of far context
+    group     "all", under each length; "key", those of them whose loss tells of far context;
+              "position", what stands at a position of one long context, where `length` is up to the
+              last target; "short", fixed short texts
     """
 
     task: str
@@ -146,6 +148,7 @@ class Run:
     window           the positions that it claims
     original_window  those of the model before any extension: what cropping crops to
     tasks            each task's version and settings
+    plan             what a budget of time made of what was asked; empty without one
     """
 
     name: str
@@ -154,3 +157,4 @@ class Run:
     original_window: int
     seed: int
     tasks: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    plan: Mapping[str, Setting] = field(default_factory=dict)
