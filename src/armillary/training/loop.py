@@ -417,7 +417,7 @@ class Trainer:
             processes=self.ranks.world,
             flops_per_token=self._flops_per_token(),
             peak_flops=self._peak,
-            epoch_steps=self.work.train.n_rows / own.train.batch_size,
+            epoch_steps=self.work.train.epoch_steps,
             config=own.to_dict(),
         )
 

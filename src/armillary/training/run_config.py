@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.fields import FieldInfo
 
 from armillary.config import DecoderConfig
+from armillary.data.mixture import Mixture
+from armillary.data.skipping import Skip
 from armillary.errors import ConfigError
 from armillary.strict_dict import nearest
 from armillary.strict_yaml import parse_yaml, read_text
@@ -79,6 +81,44 @@ class ModelSettings(_Section):
         return self
 
 
+class MixtureSettings(_Section):
+    """How often long documents and short sequences are drawn; each source keeps its share."""
+
+    long: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Tokens from which a document is long; all are alike if left out."
+    )
+    long_share: Share = Field(
+        0.0,
+        description="Least share of each source's tokens that is of its long documents, where it "
+        "has some.",
+    )
+    long_repeat: Annotated[float, Field(ge=1)] = Field(
+        5.0, description="Long documents come at most so many times as often as they would."
+    )
+    short: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Most tokens of a short sequence; no rows of them if left out."
+    )
+    short_share: Share = Field(
+        0.0, description="Share of each step's rows that hold short sequences only; one at least."
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for share, size in (("long_share", "long"), ("short_share", "short")):
+            if (getattr(self, size) is None) == bool(getattr(self, share)):
+                raise ValueError(f"{share} and {size} go together; give both or none")
+        return self
+
+
+class SkipSettings(_Section):
+    """Positions that skip, so that short rows train the distances of a long window (PoSE)."""
+
+    to: Annotated[int, Field(ge=2)] = Field(description="Positions that a row's are spread over.")
+    chunks: Annotated[int, Field(ge=2)] = Field(
+        2, description="Pieces of a document within a row that are moved on, each by its own bias."
+    )
+
+
 class DataSettings(_Section):
     """The text, and how it is laid in rows of tokens."""
 
@@ -122,6 +162,11 @@ class DataSettings(_Section):
     workers: Count | None = Field(
         None, description="Processes that prepare sources; one for each core if left out."
     )
+    mixture: MixtureSettings | None = Field(
+        None,
+        description="How often long documents and short sequences are drawn; null as they are.",
+    )
+    skip: SkipSettings | None = Field(None, description="Positions that skip; null counts them.")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -129,6 +174,10 @@ class DataSettings(_Section):
             raise ValueError("needs sources or prepared, one of them")
         if self.vocab_size is not None and (self.tokenizer or self.prepared):
             raise ValueError("vocab_size learns a tokenizer from sources; leave out the others")
+        if self.skip is not None and self.skip.to <= self.length:
+            raise ValueError(
+                f"skip.to {self.skip.to} is not beyond rows of {self.length}, so nothing would skip"
+            )
         return self
 
 
@@ -286,6 +335,9 @@ class RunConfig(_Section):
         self.optimizer()
         self.schedule()
         self.adapters()
+        mixture = self.mixture()
+        if mixture is not None:
+            mixture.short_rows(self.train.batch_size)
         return self
 
     def optimizer(self) -> OptimizerConfig:
@@ -319,6 +371,15 @@ class RunConfig(_Section):
         """Whether what steps gain is measured from before the first; chance's loss needs none."""
         asked = self.validation.at_start
         return self.model.checkpoint is not None if asked is None else asked
+
+    def mixture(self) -> Mixture | None:
+        """How often which documents are drawn, where it is said."""
+        own = self.data.mixture
+        return None if own is None else Mixture(**own.model_dump())
+
+    def skip(self) -> Skip | None:
+        """How positions skip, where they do."""
+        return None if self.data.skip is None else Skip(**self.data.skip.model_dump())
 
     def adapters(self) -> LoraConfig | None:
         """The settings of the adapters, where there are some."""
