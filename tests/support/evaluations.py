@@ -11,7 +11,6 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from armillary.config import DecoderConfig
-
 from armillary.evaluation.records import Cell, LossRow, QuestionRow, Row, Run, prompt_checksum
 from armillary.evaluation.scoring import Continuation, Scored, Scorer
 from armillary.language_model import LanguageModel

@@ -159,9 +159,7 @@ def _suite(
     documents, notices = (
         ((), ())
         if set(names) == {"short"}
-        else read_documents(
-            wish.text or (_DEFAULT_TEXT,), tokenizer, least=longest, most=2 * grid.windows
-        )
+        else read_documents(wish.text or (_DEFAULT_TEXT,), tokenizer, least=longest)
     )
     say(notices)
     tokens, why_not = task_tokens(tokenizer, documents, grid.lengths[-1])
@@ -201,10 +199,12 @@ def _planned(
 
     def cost(grid: Grid) -> float:
         return sum(
-            speed.seconds(cell.work) for task in suite.make(grid, check=False).tasks for cell in task.cells()
+            speed.seconds(cell.work)
+            for task in suite.make(grid, check=False).tasks
+            for cell in task.cells()
         )
 
-    plan = fitted(asked, wish.minutes, cost)
+    plan = fitted(asked, wish.minutes, cost, suite.matters)
     say(_plan_notices(plan))
     return plan.grid, plan.settings(), speed
 

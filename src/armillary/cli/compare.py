@@ -19,15 +19,6 @@ def compare(
         ),
     ],
     *,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write a page (.html) that shows it to others.",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
-    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -35,7 +26,7 @@ def compare(
 
     Examples:
       armillary compare results/base results/yarn
-      armillary compare results/base results/linear results/yarn --report comparison.html
+      armillary compare results/base results/linear results/yarn
       armillary compare results/base results/yarn --json
 
     Differences come with intervals, and p is corrected for how many there are.
@@ -53,10 +44,4 @@ def compare(
             say([f"{directory}: only {done:,} of {wanted:,} cells are done"])
     compared = comparison.compare(results)
     summaries = [summarise(run, rows) for run, rows in results]
-    files = []
-    if report is not None:
-        from armillary.evaluation.report import write_report
-
-        write_report(report, summaries, compared)
-        files.append(str(report))
-    show_comparison(compared, summaries, files, json=json)
+    show_comparison(compared, summaries, [], json=json)

@@ -13,7 +13,7 @@ from armillary.evaluation.budget import Grid
 from armillary.evaluation.induction import Induction
 from armillary.evaluation.perplexity import Document, Perplexity, ShortLoss
 from armillary.evaluation.reasoning import PointerChase, VariableTracking
-from armillary.evaluation.records import Task
+from armillary.evaluation.records import Cell, Task
 from armillary.evaluation.retrieval import Retrieval
 from armillary.evaluation.short import ShortTasks
 from armillary.evaluation.short_data import Question
@@ -21,6 +21,13 @@ from armillary.evaluation.vocabulary import TaskTokens
 from armillary.tokenizer import Tokenizer
 
 NAMES = ("perplexity", "retrieval", "reasoning", "induction", "short")
+_MATTERS = {
+    "perplexity": {"lengths", "windows"},
+    "retrieval": {"lengths", "instances", "depths", "distractors"},
+    "reasoning": {"lengths", "instances", "hops"},
+    "induction": {"lengths", "instances", "depths"},
+    "short": {"limit"},
+}
 _TARGETS = 256  # tokens that one window's loss is of
 _SHORT = 512  # tokens of a short text
 _HAYSTACK = 1 << 16  # tokens of prose that questions are hidden in; more where contexts are longer
@@ -58,6 +65,11 @@ class Suite:
     seed: int = 0
     strict: bool = True
     why_not: str = ""
+
+    @property
+    def matters(self) -> frozenset[str]:
+        """The entries of a grid that the tasks look at."""
+        return frozenset().union(*(_MATTERS[name] for name in self.names))
 
     def make(self, grid: Grid, *, check: bool = True) -> Made:
         """Make the tasks of a grid. Raises UserError for what does not fit, when strict.
@@ -205,6 +217,9 @@ def _depths(count: int) -> tuple[float, ...]:
 
 def _compose(task: Task) -> None:
     """Put together every context of a task that composes some. Raises UserError as that does."""
-    compose = getattr(task, "prompts", None) or getattr(task, "prompt", None)
-    for cell in task.cells() if compose is not None else ():
-        compose(cell)
+    compose: Callable[[Cell], object] | None = getattr(
+        task, "prompts", getattr(task, "prompt", None)
+    )
+    if compose is not None:
+        for cell in task.cells():
+            compose(cell)

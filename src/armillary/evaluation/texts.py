@@ -13,17 +13,18 @@ from armillary.errors import UserError
 from armillary.evaluation.perplexity import Document
 from armillary.tokenizer import Tokenizer
 
+_LARGEST = 32  # files of python-stdlib
 _MOST_BYTES = 64 << 20  # of text; what is drawn from more would not tell more
 
 
 def read_documents(
-    arguments: Sequence[str], tokenizer: Tokenizer, *, least: int, most: int
+    arguments: Sequence[str], tokenizer: Tokenizer, *, least: int
 ) -> tuple[tuple[Document, ...], tuple[str, ...]]:
     """Return documents as ids without BOS, and what is to be said of those that are left out.
 
     arguments  files, directories, patterns, `python-stdlib`, `hub:…`, as `find_sources` takes them
     least      tokens without which a document is of no use
-    most       documents that are wanted; the first ones are taken, of python-stdlib the largest
+    Of python-stdlib the 32 largest files are taken, of other text the first 64 MiB.
     Raises UserError for what is no text or holds no document that is long enough.
     """
     sources = find_sources(arguments)
@@ -35,11 +36,11 @@ def read_documents(
     notices: list[str] = []
     names: Counter[str] = Counter()
     for name, text in _texts(sources, notices):
-        if len(documents) == most or read > _MOST_BYTES:
+        if largest_first and (len(documents) == _LARGEST or len(text) < least):
+            break  # what follows is smaller still
+        if read > _MOST_BYTES:
             notices.append(f"the first {len(documents):,} documents are taken; there is more text")
             break
-        if largest_first and len(text) < least:
-            break  # what follows is smaller still
         read += len(text)
         ids = tuple(tokenizer.encode(text, bos=False))
         if len(ids) < least:
