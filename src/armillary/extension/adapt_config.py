@@ -117,8 +117,10 @@ class GateSettings(Section):
         description="Share of the unextended model's retrieval within its own window that "
         "retrieval at the stage's length has to keep.",
     )
-    instances: Annotated[int, Field(ge=2)] = Field(
-        4, description="Contexts of retrieval a length, each asked at several depths."
+    questions: Annotated[int, Field(ge=2)] = Field(
+        44,
+        description="Questions of retrieval a length, rounded up to whole contexts; fewer than 22 "
+        "cannot show that all of it is kept.",
     )
 
 
