@@ -88,9 +88,11 @@ class ChoiceRow:
     """A short task's instance: which of its choices the model finds likeliest.
 
     correct             by log-probability
-    correct_normalised  by log-probability per byte of the choice; None for tasks without choices
+    correct_normalised  by log-probability per character of the choice (lm-eval's acc_norm); None
+                        for tasks without choices
     logprobs            of each choice, nats (of the one continuation for LAMBADA)
     answer              the right choice's number
+    cut                 tokens of its start that were left out, where it is longer than the window
     """
 
     task: str
@@ -100,6 +102,7 @@ class ChoiceRow:
     correct_normalised: bool | None
     logprobs: tuple[float, ...]
     answer: int
+    cut: int = 0
 
 
 Row = LossRow | QuestionRow | ChoiceRow
@@ -145,6 +148,7 @@ class Run:
     window           the positions that it claims
     original_window  those of the model before any extension: what cropping crops to
     tasks            each task's version and settings
+    plan             what a budget of time made of what was asked; empty without one
     """
 
     name: str
@@ -153,3 +157,4 @@ class Run:
     original_window: int
     seed: int
     tasks: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    plan: Mapping[str, Setting] = field(default_factory=dict)
