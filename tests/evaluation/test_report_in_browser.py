@@ -1,6 +1,7 @@
 """In a browser the page fits a phone and a desk, and can be read in light and in dark."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,15 +15,28 @@ pytestmark = pytest.mark.browser
 PHONE, DESK = 390, 1280
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
+@pytest.fixture(scope="module", params=["light", "dark", "crowded"])
 def seen(request, tmp_path_factory):
     """What was found by width; and whether it was dark."""
     folder = tmp_path_factory.mktemp(request.param)
     page = folder / "report.html"
-    commands = ["armillary evaluate runs/demo/yarn --out results/yarn --minutes 10"]
-    write_report(page, summaries(), comparison(), frequencies=changes(), commands=commands)
+    if request.param == "crowded":
+        write_report(page, crowded())
+    else:
+        commands = ["armillary evaluate runs/demo/yarn --out results/yarn --minutes 10"]
+        write_report(page, summaries(), comparison(), frequencies=changes(), commands=commands)
     dark = request.param == "dark"
     return look_at(page, (PHONE, DESK), dark, folder / "browser"), dark
+
+
+def crowded():
+    """More models than there are hues, with long names, two of them the same."""
+    several = [*summaries(), *summaries()[1:]]
+    names = [f"experiments/2026/model-number-{n}-adapted-for-400-steps" for n in range(8)]
+    runs = [
+        replace(each.run, name=name) for each, name in zip(several, [*names, names[0]], strict=True)
+    ]
+    return [replace(each, run=run) for each, run in zip(several, runs, strict=True)]
 
 
 def hexadecimal(colour):
