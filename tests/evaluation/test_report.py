@@ -51,7 +51,7 @@ def test_each_row_of_each_table_stands_on_the_page(whole):
             )
         ),
         *(tables.rates(several, variant) for variant in ("passkey", "near-miss", "induction")),
-        tables.short(several),
+        tables.short(several, compared),
         tables.differences(compared, several, "questions"),
         tables.all_differences(compared, several),
         *(table for _, table in tables.provenance(several)),

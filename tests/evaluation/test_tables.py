@@ -102,6 +102,24 @@ def test_shares_differ_in_points_of_a_hundred():
     assert row[1].split()[0] == f"{100 * each.difference.value:+.1f}".replace("-", "−")
 
 
+def test_short_texts_are_paired_with_the_first_models():
+    compared, several = comparison(), summaries()
+    rows = words(tables.short(several, compared))
+    short = compared.trades[0].short
+    assert rows[0][:2] == ["loss, nats per token", "none"]
+    assert rows[0][3] == "–"
+    assert rows[1][3].startswith(f"+{short.difference.value:.3f} (")
+    assert rows[1][3].endswith(") worse")
+    accuracy = next(row for row in rows if row[:2] == ["piqa", "linear"])
+    difference = next(
+        d
+        for d in compared.differences
+        if (d.task, d.model, d.measure) == ("piqa", "linear", "accuracy")
+    )
+    told = f"{100 * difference.difference.value:+.1f}".replace("-", "−")
+    assert accuracy[3].startswith(told)
+
+
 def test_provenance_is_whole():
     several = summaries()
     told = dict(tables.provenance(several))

@@ -7,6 +7,7 @@ from armillary.evaluation.summary import Estimate
 from armillary.evaluation.telling import (
     bounds,
     counted,
+    few,
     joined,
     names_of,
     number,
@@ -53,3 +54,23 @@ def test_names_are_short_and_different():
     assert len(name) <= 26
     assert name.startswith("xxx")
     assert name.endswith("yyy")
+
+
+def test_long_names_lose_what_they_share_and_keep_what_tells_them_apart():
+    names = [f"experiments/2026/llama-{rule}-adapted-400" for rule in ("yarn", "ntk", "yarn")]
+    assert names_of([run(name) for name in names]) == ("…yarn… (1)", "…ntk…", "…yarn… (2)")
+    paths = ["runs/a/long/way/off/none/model", "runs/a/long/way/off/ntk-4x/model"]
+    assert names_of([run(path) for path in paths]) == ("…none…", "…ntk-4x…")
+
+
+def test_a_name_within_another_is_kept_whole():
+    names = names_of([run("runs/of/one/long/evening"), run("runs/of/one/long/evening/step-400")])
+    assert len(set(names)) == 2
+    assert all(names)
+
+
+def test_a_few_models_are_named_and_many_are_counted():
+    assert few(["a"], 1) == "a"
+    assert few(["a", "b"], 2) == "all models"
+    assert few(["a", "b"], 3) == "a and b"
+    assert few("abcd", 9) == "4 of 9 models"

@@ -113,4 +113,4 @@ def _texts(values: Sequence[float]) -> list[str]:
             for t, v in zip(texts, values, strict=True)
         ):
             break
-    return texts
+    return [text.replace("-", "−") for text in texts]

@@ -57,7 +57,7 @@ def _lines(
         yield from _table(tables.losses(summaries, curves, "tokens of context"))
     if variants(summaries):
         yield from ("", "### Effective length", "", *_table(tables.effective(summaries)))
-    retained = tables.short(summaries)
+    retained = tables.short(summaries, comparison)
     if retained.rows:
         yield from ("", "### Short texts", "", *_table(retained))
     if commands:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from armillary.evaluation.comparison import Comparison, Difference, Trade
 from armillary.evaluation.summary import EffectiveLength, Estimate, LossAt, Summary
-from armillary.evaluation.telling import bounds, joined, names_of, number
+from armillary.evaluation.telling import bounds, few, joined, names_of, number
 
 Side = Literal["better", "worse", "open"]
 _MOST_NAMED, _MOST_TASKS = 4, 3
@@ -180,7 +180,7 @@ def _held(summaries: Sequence[Summary]) -> Iterator[str]:
         best.setdefault((longest, who), []).append(variant)
     alone = len(summaries) == 1
     parts = [
-        f"{joined(told)} to {length:,} tokens" + ("" if alone else f" ({_who(who, names)})")
+        f"{joined(told)} to {length:,} tokens" + ("" if alone else f" ({few(who, len(names))})")
         for (length, who), told in sorted(best.items(), reverse=True)[:_MOST_TASKS]
     ]
     if len(best) > _MOST_TASKS:
@@ -189,12 +189,6 @@ def _held(summaries: Sequence[Summary]) -> Iterator[str]:
         parts.append(f"{joined(nobody)} at no length")
     if parts:
         yield f"questions are answered: {joined(parts)}"
-
-
-def _who(who: Sequence[str], names: Sequence[str]) -> str:
-    if len(who) == len(names):
-        return "all"
-    return joined(who) if len(who) <= _MOST_NAMED else f"{len(who)} of {len(names)} models"
 
 
 def variants(summaries: Sequence[Summary]) -> list[str]:
