@@ -8,6 +8,7 @@ code and at most one line on standard error:
     0    done
     1    a fault of armillary's (`--debug` shows where), or the reader of our output has gone
     2    something that the user gave cannot be used, or the command line cannot be read
+    3    what came out does not hold to what was asked (the gates of an adaptation)
     130  interrupted (143 by SIGTERM)
 """
 
@@ -131,7 +132,7 @@ def _run(arguments: list[str], invocation: Invocation) -> int:
     except KeyboardInterrupt:
         code = 130
     except Interrupted as interrupted:
-        _say(f"interrupted; {interrupted}")
+        _say(interrupted.line)
         return interrupted.code
     except UserError as error:
         return _failed(str(error), 2, invocation)
