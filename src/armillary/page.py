@@ -26,7 +26,7 @@ def render(template: Path, contents: Mapping[str, Any]) -> str:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        finalize=_visible,
+        finalize=visible,
         loader=FileSystemLoader([template.parent, _FRAME]),
     )
     page = environment.get_template(template.name)
@@ -40,6 +40,6 @@ def ready(text: str) -> "Markup":
     return Markup(text)
 
 
-def _visible(value: object) -> object:
+def visible(value: object) -> object:
     """Escape the control characters of all that is not markup of ours."""
     return escaped(value) if type(value) is str else value

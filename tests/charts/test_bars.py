@@ -30,7 +30,7 @@ def test_an_interval_spans_its_bounds_on_the_bars_scale():
     assert float(line.get("x1")) == pytest.approx(start + width / 2, abs=0.2)
     assert float(line.get("x2")) == pytest.approx(start + width * 1.5, abs=0.2)
     reach = of_class(svg, "reach")[0]
-    assert float(reach.get("x2")) == pytest.approx(start + 2 * width, abs=0.2)
+    assert float(reach.get("width")) == pytest.approx(2 * width, abs=0.2)
 
 
 def test_no_words_leave_the_chart():

@@ -23,10 +23,10 @@ def test_each_cell_has_its_colour_its_number_and_its_counts():
     svg = draw()
     boxes = {box.get("class"): box.find("title").text for box in svg.iter("rect")}
     assert boxes == {
-        "h10": "20 of 20",
-        "h0": "0 of 20",
-        "h5": "13 of 25 <b>",
-        "gap": "not measured",
+        "cell h10": "20 of 20",
+        "cell h0": "0 of 20",
+        "cell h5": "13 of 25 <b>",
+        "cell gap": "not measured",
     }
     assert [text.text for text in of_class(svg, "over")] == ["100", "0", "52", "–"]
     assert texts(svg)[0] == "depth"

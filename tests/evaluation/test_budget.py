@@ -81,6 +81,11 @@ def test_a_small_wish_is_not_made_larger():
     assert plan.grid.limit is None
 
 
+def test_what_no_task_looks_at_stays_as_it_is():
+    plan = fitted(ASKED, 1e-9, cost, {"lengths", "windows"})
+    assert {line.split()[0] for line in plan.left_out} == {"lengths", "windows"}
+
+
 def test_a_plan_is_made_again_from_what_the_header_keeps():
     for minutes in (1e6, 3.0, 0.5, 1e-9):
         plan = fitted(ASKED, minutes, cost)

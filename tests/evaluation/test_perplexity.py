@@ -37,6 +37,7 @@ TASK = Perplexity(
     documents=(document("a", 400, 1), document("b", 90, 2)),
     lengths=(16, 64),
     targets=8,
+    stretches=1,
     windows=5,
     crop=32,
 )
@@ -127,17 +128,94 @@ def test_windows_follow_the_seed():
     assert TASK.drawn == replace(TASK).drawn != replace(TASK, seed=1).drawn
 
 
-def test_shorter_lengths_within_a_reach_have_the_same_targets():
-    """A model of a window of 32 beside one of 64."""
+@pytest.mark.parametrize("stretches", [1, 2])
+def test_shorter_lengths_within_a_reach_have_the_same_targets(stretches):
+    """A model of a window of 16 beside one of 64."""
     scorer = StubScorer(costs_its_id)
-    short = rows_of(replace(TASK, lengths=(16,), crop=None, reach=64), scorer)
-    long = rows_of(TASK, scorer)
+    task = replace(TASK, stretches=stretches)
+    short = rows_of(replace(task, lengths=(16,), crop=None, reach=64), scorer)
+    long = rows_of(task, scorer)
     ours = {row.instance: row for row in group(short, "all")}
     theirs = {row.instance: row for row in group(long, "all") if row.length == 16}
     assert ours == theirs
-    positions = {row.instance: row for row in group(long, "position")}
+    positions = {(row.instance, row.position): row for row in group(long, "position")}
     assert len(group(short, "position")) == 8 * 5  # 16 of 64 positions, in steps of 2
-    assert all(positions[row.instance] == row for row in group(short, "position"))
+    for row in group(short, "position"):
+        assert positions[row.instance, row.position] == row
+
+
+SEVERAL = replace(TASK, documents=(document("a", 4000, 1),), lengths=(32, 64, 256, 512), crop=128)
+
+
+@pytest.mark.parametrize("bos", [None, 1])
+def test_stretches_share_passes_that_score_a_quarter_at_most(bos):
+    """16 stretches of 8: at 32 each in a pass of its own, at 64 two in one, near the reach all."""
+    task = replace(SEVERAL, stretches=16, windows=2, bos=bos)
+    scorer = StubScorer(costs_less_with_context)
+    rows = group(rows_of(task, scorer), "all")
+    passes = [len(context) + len(each.tokens) for context, (each,) in scorer.asked]
+    assert passes == [new for cell in task.cells() for _, new in cell.work]
+    assert [passes.count(length) // 2 for length in (32, 64, 128, 256, 512)] == [16, 8, 4, 2, 1]
+    for row in rows:
+        scored = {32: 8, 64: 16, 128: 32, 256: 64, 512: 128}[row.length]
+        assert row.length - scored <= row.position <= row.length - 8
+        assert row.nats == pytest.approx(
+            sum(6 / place**0.5 for place in range(row.position, row.position + 8))
+        )
+    for length in (32, 64, 128, 256, 512):
+        alike = [row.instance for row in rows if row.length == length]
+        assert len(set(alike)) == len(alike) == 32
+        assert set(alike) == {row.instance for row in rows}
+
+
+def test_stretches_are_scored_once_each_in_order():
+    task = replace(SEVERAL, stretches=16, windows=1)
+    (window,) = task.drawn
+    tokens = window.document.ids[window.start : window.stop]
+    rows = group(rows_of(task, StubScorer(costs_its_id)), "all")
+    for length in task.all_lengths:
+        nats = [row.nats for row in rows if row.length == length]
+        assert nats == [sum(tokens[first : first + 8]) for first in range(0, 128, 8)]
+
+
+def test_a_stretchs_prompt_is_what_was_read_before_it():
+    task = replace(SEVERAL, stretches=2, windows=1)
+    (window,) = task.drawn
+    ids = window.document.ids
+    rows = group(rows_of(task, StubScorer(costs_its_id)), "all")
+    for row in rows:
+        start = int(row.instance.split(":")[1].partition("+")[0])
+        context = ids[start - row.position : start]
+        assert row.prompt == prompt_checksum(context, ids[start : start + 8])
+
+
+def test_as_many_stretches_as_a_quarter_of_the_reach_holds_and_eight_at_most():
+    assert replace(SEVERAL, stretches=None).settings["stretches"] == 8
+    assert (
+        replace(SEVERAL, stretches=None, reach=600, targets=40, lengths=(64,)).settings["stretches"]
+        == 3
+    )
+    assert (
+        replace(SEVERAL, stretches=None, targets=20, lengths=(32,), crop=None).settings["stretches"]
+        == 1
+    )
+
+
+@pytest.mark.parametrize("longest", [300, 383, 384, 400, 511])
+def test_no_pass_begins_before_the_reach(longest):
+    """Lengths near the reach, and a document that has no more than that."""
+    task = replace(
+        SEVERAL,
+        documents=(document("a", 512, 1),),
+        lengths=(32, longest),
+        reach=512,
+        stretches=16,
+        windows=1,
+        crop=None,
+    )
+    scorer = StubScorer(costs_its_id)
+    rows_of(task, scorer)
+    assert {len(context) + len(each.tokens) for context, (each,) in scorer.asked} == {32, longest}
 
 
 @pytest.mark.parametrize("bos", [None, 1])
@@ -251,6 +329,8 @@ def test_what_is_left_out_is_counted():
         ({"targets": 15, "bos": 1}, "beside 15 targets and BOS"),
         ({"reach": 63}, "reach of 63 is below the longest length of 64"),
         ({"bucket": 0}, "a bucket of 0"),
+        ({"stretches": 0}, "0 stretches"),
+        ({"stretches": 3}, "3 stretches of 8 targets are more than a quarter of the reach of 64"),
         ({"documents": (document("a", 400), document("a", 300))}, "named a"),
     ],
 )
@@ -259,9 +339,11 @@ def test_settings_that_do_not_fit_are_refused(changes, message):
         replace(TASK, **changes)
 
 
-def test_few_documents_are_drawn_by_window():
+def test_few_documents_are_drawn_by_stretch():
     rows = group(rows_of(TASK, StubScorer(costs_its_id)), "all")
     assert len({row.document for row in rows}) == 5
+    rows = group(rows_of(replace(TASK, stretches=2), StubScorer(costs_its_id)), "all")
+    assert len({row.document for row in rows}) == 10
     many = tuple(document(str(number), 80, number) for number in range(8))
     rows = group(
         rows_of(replace(TASK, documents=many, windows=16), StubScorer(costs_its_id)), "all"

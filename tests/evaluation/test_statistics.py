@@ -174,6 +174,16 @@ def test_random_signs_say_what_all_signs_say():
     assert paired_test(differences, 1) == paired_test(differences, 1)
 
 
+def test_sums_of_equal_numbers_are_equal_in_any_order():
+    """Eleven tenths add up to 1.1, or to the next number above it."""
+    assert paired_test([0.1] * 11) == 2**-10
+    assert paired_test([0.1, 0.7, 0.2, 0.3] * 3) == 2**-11
+
+
+def test_random_signs_never_say_never():
+    assert paired_test([1.0] * 40) == 1 / (RESAMPLES + 1)
+
+
 def test_differences_of_nothing_are_no_evidence():
     assert paired_test(np.zeros(5)) == 1.0
     assert paired_test(np.zeros(40)) == 1.0

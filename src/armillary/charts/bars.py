@@ -24,7 +24,7 @@ class Bar:
     """A value with its words; filled with the colour of series `number`, or open.
 
     bounds  its interval
-    reach   how far the value could have come, as a thin line
+    reach   how far the value could have come, as a pale ground
     title   what is told when the pointer rests on it
     """
 
@@ -52,14 +52,14 @@ def bar_chart(bars: Sequence[Bar], description: str) -> str:
         end = width
         if bar.reach is not None:
             end = room * bar.reach / largest
-            add_line(svg, "reach", left, middle, left + end, middle)
-            add_line(svg, "reach", left + end, middle - 5, left + end, middle + 5)
+            add(svg, "rect", "reach", x=left, y=top, width=end, height=_THICK)
         look = "bar" if bar.number is None else f"bar filled {look_of(bar.number)}"
         drawn = add(svg, "rect", look, x=left, y=top, width=width, height=_THICK)
         if bar.title:
             add_title(drawn, bar.title)
         if bar.bounds is not None:
             low, high = (left + room * each / largest for each in bar.bounds)
+            add_line(svg, "halo", low, middle, high, middle)
             add_line(svg, "error", low, middle, high, middle)
             for x in (low, high):
                 add_line(svg, "error", x, middle - 4, x, middle + 4)

@@ -18,7 +18,8 @@ from armillary.charts.svg import (
     markup,
 )
 
-_HIGH = 27
+_HIGH, _WIDE = 27, 44
+_NARROWEST = 300
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ def heat_map(heat: HeatMap, description: str) -> str:
     named = heat.border is not None and 0 < heat.border < len(heat.columns)
     top = LINE * (1.6 + named)
     bottom = top + _HIGH * len(heat.rows)
-    svg = drawing(bottom + 2.6 * LINE, description)
     left = 10 + CHARACTER * max(map(len, heat.rows))
-    wide = (WIDTH - left - 1) / len(heat.columns)
+    width = min(max(left + _WIDE * len(heat.columns), _NARROWEST), WIDTH)
+    svg = drawing(bottom + 2.6 * LINE, description, width)
+    wide = (width - left - 1) / len(heat.columns)
     add_text(svg, 0, 12, heat.y_label)
     for row, name in enumerate(heat.rows):
         y = top + _HIGH * row
@@ -63,7 +65,8 @@ def heat_map(heat: HeatMap, description: str) -> str:
         for column in range(len(heat.columns)):
             cell = heat.cells.get((row, column))
             x = left + wide * column
-            look = "gap" if cell is None else heat_of(cell.share)
+            heat_class = "gap" if cell is None else heat_of(cell.share)
+            look = f"cell {heat_class}"
             box = add(svg, "rect", look, x=x + 0.5, y=y + 0.5, width=wide - 1, height=_HIGH - 1)
             words = "–" if cell is None else cell.words
             add_text(
@@ -72,7 +75,7 @@ def heat_map(heat: HeatMap, description: str) -> str:
                 y + _HIGH / 2 + 4,
                 words,
                 anchor="middle",
-                look="over" if cell is None else f"over on-{look}",
+                look="over" if cell is None else f"over on-{heat_class}",
             )
             add_title(box, "not measured" if cell is None else cell.title)
     _draw_columns(svg, heat.columns, left, wide, bottom)
@@ -81,15 +84,16 @@ def heat_map(heat: HeatMap, description: str) -> str:
         x = left + wide * heat.border
         add_line(svg, "axis", x, top - 4, x, bottom + 4)
         half = CHARACTER * len(heat.border_name) / 2
-        add_text(svg, min(max(x, half), WIDTH - half), top - 7, heat.border_name, "middle")
+        add_text(svg, min(max(x, half), width - half), top - 7, heat.border_name, "middle")
     return markup(svg)
 
 
 def _draw_columns(
     svg: ET.Element, columns: Sequence[str], left: float, wide: float, bottom: float
 ) -> None:
+    width = left + wide * len(columns)
     every = math.ceil((CHARACTER * max(map(len, columns)) + 4) / wide)
     for column in range(0, len(columns), every):
         x = left + wide * (column + 0.5)
         half = CHARACTER * len(columns[column]) / 2
-        add_text(svg, min(x, WIDTH - half), bottom + LINE, columns[column], "middle")
+        add_text(svg, min(x, width - half), bottom + LINE, columns[column], "middle")

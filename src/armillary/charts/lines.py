@@ -25,13 +25,14 @@ from armillary.charts.svg import (
     width_of,
 )
 
-Look = Literal["faint", "line", "points", "crosses", "measured"]
+Look = Literal["faint", "line", "points", "crosses", "reference", "measured"]
 Bounds = tuple[float, float]
 
 HEIGHT = 250  # with a legend of one line
-_MOST_POINTS, _MOST_STRIPS = 400, 60
+_MOST_POINTS, _MOST_STRIPS, _MOST_SPOTS = 400, 60, 12
 _KEY, _BETWEEN = 23, 12  # room of a legend's sign, and after its words
 _ASIDE = 5  # between whiskers of series that stand side by side
+_FREE = 14  # between the ends of a doubling axis and what is drawn
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Series:
     line      a full line
     points    diamonds on a dashed line
     crosses   marks above the axis, for when something happened; their y is not looked at
+    reference a thin line, for what the others are set against
     measured  a line with markers in the look of series `number`, and the interval of each point
               from `bounds`, where there is one
     """
@@ -57,7 +59,7 @@ class Series:
 class Chart:
     """Series over common axes.
 
-    rules     horizontal lines with a name each
+    rules     horizontal lines with a name each; several have it on them, at their left end
     marks     upright lines with a name each
     doubling  x goes in equal ratios from the first to the last, not in equal steps from zero
     whiskers  intervals are upright bars, those of several series side by side; not bands
@@ -83,7 +85,8 @@ def line_chart(chart: Chart, description: str) -> str:
     if not measured:
         return ""
     signs = [_Sign(each.look, each.name, each.number) for each in drawn]
-    signs += [_Sign("rule", name) for _, name in chart.rules]
+    if len(chart.rules) == 1:
+        signs.append(_Sign("rule", chart.rules[0][1]))
     legend = _legend_rows(signs) if len(signs) > 1 else []
     top = LINE * (1.6 + len(legend) + bool(chart.marks))
     height = HEIGHT + LINE * max(0, len(legend) - 1) + LINE * bool(chart.marks)
@@ -94,19 +97,24 @@ def line_chart(chart: Chart, description: str) -> str:
     add_text(svg, 0, 12, chart.y_label + y_scale)
     _draw_legend(svg, legend)
     draw_axes(svg, across, up, chart.x_label + x_scale)
-    for value, _ in chart.rules:
+    for value, name in chart.rules:
         if up.low <= value <= up.high:
-            add_line(svg, "rule", across.start, up.place(value), across.end, up.place(value))
+            y = up.place(value)
+            add_line(svg, "rule", across.start, y, across.end, y)
+            if len(chart.rules) > 1:
+                add_text(svg, across.start + 4, y - 4, name)
     _draw_marks(svg, chart.marks, across, up)
-    inside = svg if chart.span is None else _window(svg, across, up)
-    shifts = _shifts(measured) if chart.whiskers else {}
+    inside = svg if chart.span is None else _window(svg, up)
+    shifts = _shifts(measured)
     for each in drawn:
         if each.look == "measured" and not chart.whiskers:
             _draw_band(inside, each, across, up)
     for each in drawn:
-        _draw_series(inside, each, across, up, shifts.get(id(each), 0.0), chart.whiskers)
+        shift = shifts.get(id(each), 0.0) if chart.whiskers else 0.0
+        _draw_series(inside, each, across, up, shift, chart.whiskers)
     if chart.span is not None:
-        _draw_beyond(svg, measured, across, up)
+        for each in measured:
+            _draw_beyond(svg, each, across, up, shifts.get(id(each), 0.0))
     _draw_strips(svg, measured, chart.x_label, across, up)
     for each in measured:
         if each.look == "points":
@@ -186,9 +194,15 @@ def _level(chart: Chart, drawn: Sequence[Series], left: float) -> tuple[Axis, st
         low, high = min(xs), max(xs)
         if low == high:
             low, high = low / 2, high * 2
-        # A tenth of a doubling at both ends, so that markers and whiskers stand free.
-        low, high = low / 2**0.15, high * 2**0.15
-        return Axis(low, high, left, WIDTH - 6, doubling_ticks(xs), logarithmic=True), ""
+        # Markers and whiskers stand free of both ends.
+        free = (high / low) ** (_FREE / (WIDTH - left - 2 * _FREE))
+        low, high = low / free, high * free
+        return Axis(low, high, left, WIDTH - 2, doubling_ticks(xs), logarithmic=True), ""
+    if chart.whiskers:
+        at = sorted(set(xs))
+        gap = min((b - a for a, b in pairwise(at)), default=1.0)
+        ticks = [(x, f"{x:g}") for x in at]
+        return Axis(at[0] - gap / 2, at[-1] + gap / 2, left, WIDTH - 2, ticks), ""
     ticks, scale = round_ticks(0.0, max(xs), 5)
     return Axis(0.0, max(xs) or 1.0, left, WIDTH - 12, ticks), scale
 
@@ -249,11 +263,11 @@ def _draw_marks(
         add_text(svg, min(max(x, half), WIDTH - half), up.end - 6, name, anchor="middle")
 
 
-def _window(svg: ET.Element, across: Axis, up: Axis) -> ET.Element:
+def _window(svg: ET.Element, up: Axis) -> ET.Element:
     """Return an element that cuts off what is drawn beyond the axes."""
-    width, height = WIDTH - across.start, up.start - up.end
-    inner = add(svg, "svg", "", x=across.start, y=up.end, width=width, height=height)
-    inner.set("viewBox", f"{across.start:.1f} {up.end:.1f} {width:.1f} {height:.1f}")
+    width, height = WIDTH, up.start - up.end
+    inner = add(svg, "svg", "", x=0.0, y=up.end, width=width, height=height)
+    inner.set("viewBox", f"0 {up.end:.1f} {width} {height:.1f}")
     return inner
 
 
@@ -305,19 +319,18 @@ def _draw_measured(
             add_line(svg, f"whisker {look}", x, low, x, high)
     if len(places) > 1:
         add(svg, "path", f"measured {look}", d=path(places))
-    for x, y in places:
+    for x, y in places[:: -(-len(places) // _MOST_SPOTS)]:
         add(svg, "path", f"spot {look}", d=marker(series.number, x, y))
 
 
-def _draw_beyond(svg: ET.Element, measured: Sequence[Series], across: Axis, up: Axis) -> None:
+def _draw_beyond(svg: ET.Element, series: Series, across: Axis, up: Axis, shift: float) -> None:
     """Draw arrows where points lie beyond the edges."""
-    for each in measured:
-        for x, y in each.points:
-            if not up.low <= y <= up.high:
-                edge, way = (up.end, 1) if y > up.high else (up.start, -1)
-                at = across.place(x)
-                tip = [(at - 4, edge + 9 * way), (at, edge + 2 * way), (at + 4, edge + 9 * way)]
-                add(svg, "path", f"spot beyond {look_of(each.number)}", d=path(tip) + "Z")
+    for x, y in series.points:
+        if not up.low <= y <= up.high:
+            edge, way = (up.end, 1) if y > up.high else (up.start, -1)
+            at = across.place(x) + shift
+            tip = [(at - 4, edge + 9 * way), (at, edge + 2 * way), (at + 4, edge + 9 * way)]
+            add(svg, "path", f"spot beyond {look_of(series.number)}", d=path(tip) + "Z")
 
 
 def _draw_markers(svg: ET.Element, series: Series, x_label: str, across: Axis, up: Axis) -> None:

@@ -53,6 +53,16 @@ def marker(number: int, x: float, y: float, size: float = 4.0) -> str:
     return path([(x + dx, y + dy) for dx, dy in shape]) + "Z"
 
 
+def swatch(number: int) -> str:
+    """Return the sign of a series as a small SVG element, to stand beside its name in a text."""
+    own = look_of(number)
+    return (
+        f'<svg class="swatch" viewBox="0 0 34 12" aria-hidden="true">'
+        f'<line class="measured {own}" x1="1" y1="6" x2="33" y2="6"/>'
+        f'<path class="spot {own}" d="{marker(number, 17, 6)}"/></svg>'
+    )
+
+
 def contrast(one: str, other: str) -> float:
     """How far two colours (#rrggbb) differ in brightness, 1 to 21.
 
@@ -122,6 +132,7 @@ STYLE = "\n".join(
 .chart .mark { stroke: currentColor; stroke-opacity: .5; stroke-dasharray: 4 3; }
 .chart .faint, .chart .line, .chart .points, .chart .crosses { fill: none; stroke-linejoin: round; }
 .chart .faint { stroke: var(--hue-0); stroke-opacity: .4; stroke-width: 1; }
+.chart .reference { fill: none; stroke: currentColor; stroke-opacity: .7; stroke-width: 1.3; }
 .chart .line { stroke: var(--hue-0); stroke-width: 2; }
 .chart .points { stroke: var(--hue-1); stroke-width: 1.5; stroke-dasharray: 5 3; }
 .chart .crosses { stroke: currentColor; stroke-width: 1.5; }
@@ -133,8 +144,10 @@ STYLE = "\n".join(
 .chart .whisker { stroke: var(--own); stroke-width: 1.3; }
 .chart .bar { fill: none; stroke: currentColor; stroke-opacity: .6; }
 .chart .filled { fill: var(--own); stroke: var(--own); }
-.chart .reach { stroke: currentColor; stroke-opacity: .35; }
+.chart .reach { fill: currentColor; fill-opacity: .07; }
 .chart .error { stroke: currentColor; stroke-width: 1.3; }
+.chart .halo { stroke: var(--ground, #fff); stroke-opacity: .7; stroke-width: 5; }
+.chart .cell { stroke: currentColor; stroke-opacity: .18; }
 .chart .over { pointer-events: none; }
 .chart .gap { fill: currentColor; fill-opacity: .06; }
 .chart .strip { fill: transparent; }

@@ -13,13 +13,13 @@ WIDTH = 390
 CHARACTER, LINE = 6.6, 17  # room for text of 12 units
 
 
-def drawing(height: float, description: str) -> ET.Element:
+def drawing(height: float, description: str, width: float = WIDTH) -> ET.Element:
     """Return an empty chart."""
     return ET.Element(
         "svg",
         {
             "class": "chart",
-            "viewBox": f"0 0 {WIDTH} {height:g}",
+            "viewBox": f"0 0 {width:g} {height:g}",
             "role": "img",
             "aria-label": description,
         },

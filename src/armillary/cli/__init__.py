@@ -25,6 +25,8 @@ import typer
 from armillary import __version__
 from armillary.cli._options import Debug, Interrupted, Invocation, one_line
 from armillary.cli.chat import chat
+from armillary.cli.compare import compare
+from armillary.cli.evaluate import evaluate
 from armillary.cli.extend import extend
 from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
@@ -43,6 +45,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     prepare,
     train,
     extend,
+    evaluate,
+    compare,
 )
 
 app = typer.Typer(
@@ -73,7 +77,7 @@ def _root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Modern decoder language models: fetch, look inside, generate, chat, train, extend.
+    """Modern decoder language models: fetch, look inside, generate, chat, train, extend, evaluate.
 
     Examples:
       armillary pull smollm2-135m
@@ -83,6 +87,7 @@ def _root(
       armillary prepare python-stdlib --tokenizer smollm2-135m --out tokens
       armillary train examples/stdlib-small.yaml
       armillary extend plan smollm2-135m --to 32768
+      armillary evaluate smollm2-135m --out results --minutes 10
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.

@@ -5,7 +5,7 @@ two lengths. Knows no tasks: what is asked is a `Grid`, and what it costs is for
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -85,6 +85,9 @@ class Grid:
     limit: int | None = 500
 
 
+ENTRIES = frozenset(field.name for field in fields(Grid))
+
+
 @dataclass(frozen=True)
 class Plan:
     """A grid that was made to fit, what it will take, and what was asked for."""
@@ -113,15 +116,19 @@ class Plan:
         return {"minutes": self.minutes, **_entries(self.asked, "asked"), **changes}
 
 
-def fitted(asked: Grid, minutes: float, cost: Callable[[Grid], float]) -> Plan:
+def fitted(
+    asked: Grid, minutes: float, cost: Callable[[Grid], float], matters: Collection[str] = ENTRIES
+) -> Plan:
     """Make a grid that takes no longer than some minutes; `cost` estimates a grid's seconds.
+
+    `matters` are the entries of the grid that the tasks look at; the others stay as they are.
 
     Instances (of questions, losses, short tasks) become fewer first, since they cost certainty
     and no answer; then depths, distractors and hops; then the longest lengths are left out. What
     is left in the end is the grid even where it takes longer.
     """
     grid, seconds = asked, 0.0
-    for grid in _less_and_less(asked):
+    for grid in _less_and_less(asked, matters):
         seconds = cost(grid)
         if seconds <= 60 * minutes * _FILLED:
             break
@@ -153,36 +160,32 @@ def kept(
     return replace(asked, **changes)
 
 
-def _less_and_less(grid: Grid) -> Iterator[Grid]:
+def _less_and_less(grid: Grid, matters: Collection[str] = ENTRIES) -> Iterator[Grid]:
     yield grid
-    while (fewer := _fewer_instances(grid)) != grid:
+    while (fewer := _fewer_instances(grid, matters)) != grid:
         grid = fewer
         yield grid
-    while grid.depths > 3:
+    while "depths" in matters and grid.depths > 3:
         grid = replace(grid, depths=max(3, grid.depths - 2))
         yield grid
     for name in ("distractors", "hops"):
-        while len(values := getattr(grid, name)) > 2:
+        while name in matters and len(values := getattr(grid, name)) > 2:
             ends: dict[str, Any] = {name: (*values[:-2], values[-1])}
             grid = replace(grid, **ends)
             yield grid
-    while len(grid.lengths) > 1:
+    while "lengths" in matters and len(grid.lengths) > 1:
         grid = replace(grid, lengths=grid.lengths[:-1])
         yield grid
 
 
-def _fewer_instances(grid: Grid) -> Grid:
+def _fewer_instances(grid: Grid, matters: Collection[str]) -> Grid:
     """Three quarters of each kind of instance, of which some must stay for an interval."""
-
-    def fewer(count: int, least: int) -> int:
-        return min(count, max(least, count * 3 // 4))
-
-    return replace(
-        grid,
-        instances=fewer(grid.instances, 2),
-        windows=fewer(grid.windows, 4),
-        limit=None if grid.limit is None else fewer(grid.limit, 50),
-    )
+    fewer: dict[str, Any] = {
+        name: min(count, max(least, count * 3 // 4))
+        for name, least in (("instances", 2), ("windows", 4), ("limit", 50))
+        if name in matters and (count := getattr(grid, name)) is not None
+    }
+    return replace(grid, **fewer)
 
 
 def _changes(asked: Grid, grid: Grid) -> list[tuple[str, object, object]]:

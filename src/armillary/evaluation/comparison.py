@@ -35,7 +35,7 @@ Measure = Literal[
     "normalised accuracy",
 ]
 Verdict = Literal["better", "worse", "no difference shown"]
-Reason = Literal["missing", "other task version", "other prompt"]
+Reason = Literal["missing", "other task version", "other prompt", "other key tokens"]
 
 ALPHA = 0.05
 _LOWER_IS_BETTER = {
@@ -205,10 +205,13 @@ def _paired(
     """Rows of both that are of the same thing; and why each other key is not."""
     pairs: list[tuple[Row, Row]] = []
     left_out: dict[Key, Reason] = {}
+    same_choice = _key_tokens(first, other) == _key_tokens(other, first)
     for key in dict.fromkeys([*first, *other]):
-        task = str(key[0])
+        task, row = str(key[0]), first.get(key) or other[key]
         if _version(base, task) != _version(run, task):
             left_out[key] = "other task version"
+        elif isinstance(row, LossRow) and row.group == "key" and not same_choice:
+            left_out[key] = "other key tokens"
         elif key not in first or key not in other:
             left_out[key] = "missing"
         elif first[key].prompt != other[key].prompt:
@@ -216,6 +219,24 @@ def _paired(
         else:
             pairs.append((first[key], other[key]))
     return pairs, left_out
+
+
+def _key_tokens(rows: Rows, others: Rows) -> set[str]:
+    """What was chosen as key tokens, in windows that both measured.
+
+    Where two models chose differently in one window, those in which they happen to agree would be
+    a choice of their own.
+    """
+    measured = {
+        row.instance for row in others.values() if isinstance(row, LossRow) and row.group == "all"
+    }
+    return {
+        row.instance
+        for row in rows.values()
+        if isinstance(row, LossRow)
+        and row.group == "key"
+        and row.instance.partition("#")[0] in measured
+    }
 
 
 def _version(run: Run, task: str) -> object:

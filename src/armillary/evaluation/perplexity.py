@@ -1,9 +1,11 @@
 """Loss of the same tokens under growing context, by position, and on fixed short texts.
 
-    tokens of a document   ├──────────── reach ────────────┤
-    longest length         ╞═══════════════════════════════╡
-    a shorter one                           ╞══════════════╡
-    targets, scored under each                       ╞═════╡
+    tokens of a document   ├──────────────── reach ────────────────┤
+    longest length         ╞═══════════════════════════════════════╡
+    a shorter one                                  ╞═══════════════╡
+    the shortest, twice                        ╞═════════╡
+                                                   ╞═══════════════╡
+    stretches of targets, scored under each          ╞═══╪═══╪═════╡
 
 What a longer context is worth shows only on the same targets. Cropping to the window that the model
 had before it was extended is the baseline: it is what could be done without extending. Knows
@@ -26,6 +28,7 @@ KEY_GAIN = 2.0  # nats by which the long context makes a key token likelier than
 KEY_LIKELY = -2.0  # and its log-probability at least under the long one
 FEW_DOCUMENTS = 8  # below which intervals draw by window
 POSITIONS = 32  # buckets of position, unless their width is given
+MOST_STRETCHES = 8  # of a window, unless their number is given
 
 Nats = NDArray[np.float64]
 
@@ -39,8 +42,8 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Window:
-    """The targets ids[start : start + count] of a document; `instance` names them."""
+class Stretch:
+    """The tokens ids[start : start + count] of a document; `instance` names them."""
 
     document: Document
     start: int
@@ -48,23 +51,28 @@ class Window:
 
     @property
     def stop(self) -> int:
-        """Behind the last target."""
+        """Behind the last of them."""
         return self.start + self.count
 
     @property
     def instance(self) -> str:
-        """Where the targets are, and their checksum: the same name, the same tokens."""
-        return _instance(self.document, self.start, self.stop)
+        """Where they are, and their checksum: the same name, the same tokens."""
+        checksum = prompt_checksum(self.document.ids[self.start : self.stop])[:8]
+        return f"{self.document.name}:{self.start}+{self.count}:{checksum}"
 
 
 @dataclass(frozen=True)
 class Perplexity:
     """The loss of target tokens under each length of context, and by position in the longest.
 
-    A cell is a window of `targets` tokens, taken in once for each of `lengths`; the longest pass
-    gives the losses by position too. Targets of different windows never overlap. Windows are drawn
-    by `seed`, in turn from each document, so that fewer windows are the first of more.
+    A cell is a window of some stretches of targets that follow each other. For each length it is
+    taken in as often as it takes to score no more than a quarter of what is read (a third, near the
+    longest): a target's context is at least that much of the length. The longest pass gives the
+    losses by position too. Targets of different windows never overlap. Windows are drawn by `seed`,
+    in turn from each document, so that fewer windows are the first of more.
 
+    targets   tokens of a stretch, which is what a row is of
+    stretches of a window: as many as a quarter of the reach holds, 8 at most, when None
     lengths   tokens that the model takes in, targets (and BOS) included
     crop      the original window, which is added to the lengths below the longest
     reach     how far back the text of a window goes: the longest of lengths, unless models with
@@ -86,6 +94,7 @@ class Perplexity:
     documents: tuple[Document, ...]
     lengths: tuple[int, ...]
     targets: int = 256
+    stretches: int | None = None
     windows: int = 16
     crop: int | None = None
     reach: int | None = None
@@ -104,6 +113,8 @@ class Perplexity:
                 f"{len(self.lengths)} lengths, {self.windows} windows and {self.targets} targets; "
                 "each must be at least 1"
             )
+        if self.stretches is not None and self.stretches < 1:
+            raise ValueError(f"{self.stretches} stretches in a window; it must be at least 1")
         if min(self.all_lengths) <= self.targets + self._extra:
             raise ValueError(
                 f"a length of {min(self.all_lengths)} has no room for context beside "
@@ -112,6 +123,11 @@ class Perplexity:
         if self.full_reach < max(self.all_lengths):
             raise ValueError(
                 f"the reach of {self.reach} is below the longest length of {max(self.all_lengths)}"
+            )
+        if self._stretches > max(1, self.full_reach // 4 // self.targets):
+            raise ValueError(
+                f"{self.stretches} stretches of {self.targets} targets are more than a quarter of "
+                f"the reach of {self.full_reach}"
             )
         if self.bucket is not None and self.bucket < 1:
             raise ValueError(f"a bucket of {self.bucket} positions; it must be at least 1")
@@ -138,20 +154,19 @@ class Perplexity:
 
     @property
     def by_document(self) -> bool:
-        """Whether intervals draw by document; by window where there are few documents."""
+        """Whether intervals draw by document; by stretch where there are few documents."""
         return len({window.document.name for window in self.drawn}) >= FEW_DOCUMENTS
 
     @cached_property
-    def drawn(self) -> tuple[Window, ...]:
+    def drawn(self) -> tuple[Stretch, ...]:
         """The windows in order: one of each document, then another of each, and so on."""
         rng = np.random.default_rng(self.seed)
+        count = self._stretches * self.targets
         places = []
         for document in self.documents:
-            first = self.full_reach - self._extra - self.targets
-            starts = np.arange(first, len(document.ids) - self.targets + 1, self.targets)
-            places.append(
-                [Window(document, int(start), self.targets) for start in rng.permutation(starts)]
-            )
+            first = self.full_reach - self._extra - count
+            starts = rng.permutation(np.arange(first, len(document.ids) - count + 1, count))
+            places.append([Stretch(document, int(start), count) for start in starts])
         order = rng.permutation(len(places))
         turns = max(map(len, places), default=0)
         in_turn = [
@@ -189,20 +204,21 @@ class Perplexity:
             "text": _checksum(self.documents),
             "lengths": ", ".join(map(str, self.all_lengths)),
             "targets": self.targets,
+            "stretches": self._stretches,
             "windows": len(self.drawn),
             "crop": self.crop,
             "reach": self.full_reach,
             "bos": self.bos,
             "bucket": self._bucket,
             "keys": "chosen by the model itself" if self.keys is None else "given",
-            "intervals": "by document" if self.by_document else "by window",
+            "intervals": "by document" if self.by_document else "by stretch",
             "seed": self.seed,
         }
 
     def cells(self) -> tuple[Cell, ...]:
         """A cell for each window."""
+        work = [(0, length) for length in self.all_lengths for _ in self._passes(length)]
         longest = max(self.all_lengths)
-        work = [(0, length) for length in self.all_lengths]
         if longest < self.full_reach:
             work.append((0, longest))
         return tuple(
@@ -218,26 +234,26 @@ class Perplexity:
         """Measure one window under every length."""
         scorer.begin()
         window = self.drawn[int(cell.settings["window"] or 0)]
-        nats: dict[int, Nats] = {}
-        rows: list[Row] = []
+        by_length: dict[int, Nats] = {}
+        by_position: list[Row] = []
         for length in self.all_lengths:
-            ids = self._text(window)[-(length - self._extra) :]
-            if length == self.full_reach:  # by position in the same pass
-                losses = self._losses(scorer, ids, len(ids) - 1 + self._extra)
-                rows += self._by_position(window, losses)
-            else:
-                losses = self._losses(scorer, ids, self.targets)
-            nats[length] = losses[-self.targets :]
-        longest = max(nats)
+            parts = []
+            for first, last in self._passes(length):
+                ids = self._ids(window, length, last)
+                # In the pass over all of the reach everything is scored: by position too.
+                whole = length == self.full_reach
+                losses = _losses(
+                    scorer, ids, length - 1 if whole else (last - first) * self.targets
+                )
+                if whole:
+                    by_position += self._by_position(window, losses)
+                parts.append(losses[-(last - first) * self.targets :])
+            by_length[length] = np.concatenate(parts)
+        longest = max(by_length)
         if longest < self.full_reach:
-            ids = self._text(window)[: longest - self._extra]
-            rows += self._by_position(window, self._losses(scorer, ids, len(ids) - 1 + self._extra))
-        everything = tuple(range(self.targets))
-        found = [self._row(window, length, nats[length], everything, "all") for length in nats]
-        keys = self._keys(window, nats)
-        if keys:
-            found += [self._row(window, length, nats[length], keys, "key") for length in nats]
-        return [*found, *rows]
+            begin = self._ids(window, self.full_reach, self._stretches)[:longest]
+            by_position += self._by_position(window, _losses(scorer, begin, longest - 1))
+        return [*self._by_context(window, by_length), *by_position]
 
     @property
     def _extra(self) -> int:
@@ -247,20 +263,51 @@ class Perplexity:
     def _bucket(self) -> int:
         return self.bucket or max(1, self.full_reach // POSITIONS)
 
-    def _text(self, window: Window) -> tuple[int, ...]:
-        """The tokens within reach that end with the targets, without BOS."""
-        return window.document.ids[window.stop - (self.full_reach - self._extra) : window.stop]
+    @property
+    def _stretches(self) -> int:
+        if self.stretches is not None:
+            return self.stretches
+        return min(MOST_STRETCHES, max(1, self.full_reach // 4 // self.targets))
 
-    def _losses(self, scorer: Scorer, ids: tuple[int, ...], count: int) -> Nats:
-        """Nats of the last `count` of ids."""
-        ids = _with_bos(ids, self.bos)
-        cut = len(ids) - count
-        (result,) = scorer.score(ids[:cut], [Continuation(ids[cut:], count)])
-        return -result.logprobs
+    def _passes(self, length: int) -> list[tuple[int, int]]:
+        """Which stretches, from the first to before the last, each pass of a length scores.
 
-    def _keys(self, window: Window, nats: Mapping[int, Nats]) -> tuple[int, ...]:
+        Near the reach it is all of them, since an earlier pass would begin before it.
+        """
+        at_once = self._stretches
+        if 4 * length < 3 * self.full_reach:
+            at_once = max(1, length // 4 // self.targets)
+        return [
+            (first, min(first + at_once, self._stretches))
+            for first in range(0, self._stretches, at_once)
+        ]
+
+    def _ids(self, window: Stretch, length: int, stretches: int) -> tuple[int, ...]:
+        """What is read, BOS included, up to behind some of a window's stretches."""
+        stop = window.start + stretches * self.targets
+        return _with_bos(window.document.ids[stop - (length - self._extra) : stop], self.bos)
+
+    def _by_context(self, window: Stretch, by_length: Mapping[int, Nats]) -> list[LossRow]:
+        """Rows of every stretch under every length, and of its key tokens."""
+        rows = []
+        for number in range(self._stretches):
+            begin = number * self.targets
+            stretch = Stretch(window.document, window.start + begin, self.targets)
+            nats = {
+                length: losses[begin : begin + self.targets] for length, losses in by_length.items()
+            }
+            groups = {"all": tuple(range(self.targets)), "key": self._keys(stretch, nats)}
+            for group, which in groups.items():
+                if which:
+                    rows += [
+                        self._row(window, stretch, number, length, group, nats[length], which)
+                        for length in nats
+                    ]
+        return rows
+
+    def _keys(self, stretch: Stretch, nats: Mapping[int, Nats]) -> tuple[int, ...]:
         if self.keys is not None:
-            return self.keys.get(window.instance, ())
+            return self.keys.get(stretch.instance, ())
         within = [length for length in nats if self.crop is None or length <= self.crop]
         if len(within) < 2:
             return ()
@@ -268,53 +315,59 @@ class Perplexity:
         return tuple(np.flatnonzero((short - long > KEY_GAIN) & (-long > KEY_LIKELY)).tolist())
 
     def _row(
-        self, window: Window, length: int, nats: Nats, which: tuple[int, ...], group: str
+        self,
+        window: Stretch,
+        stretch: Stretch,
+        number: int,
+        length: int,
+        group: str,
+        nats: Nats,
+        which: tuple[int, ...],
     ) -> LossRow:
-        ids = _with_bos(self._text(window)[-(length - self._extra) :], self.bos)
-        instance = window.instance
-        if group == "key":
-            instance += "#" + ",".join(map(str, which))
+        (last,) = (last for first, last in self._passes(length) if first <= number < last)
+        position = length - (last - number) * self.targets
+        ids = self._ids(window, length, last)[: position + self.targets]
         return LossRow(
             task=self.name,
-            instance=instance,
-            prompt=prompt_checksum(ids[: -self.targets], ids[-self.targets :]),
-            document=self._unit(window),
+            instance=stretch.instance + ("#" + ",".join(map(str, which)) if group == "key" else ""),
+            prompt=prompt_checksum(ids[:position], ids[position:]),
+            document=self._unit(stretch),
             length=length,
-            position=length - self.targets,
+            position=position,
             group=group,
             tokens=len(which),
             nats=float(nats[list(which)].sum()),
         )
 
-    def _by_position(self, window: Window, losses: Nats) -> list[LossRow]:
+    def _by_position(self, window: Stretch, losses: Nats) -> list[LossRow]:
         """A row for each whole bucket of what was read from where the reach begins."""
-        ids = _with_bos(self._text(window), self.bos)
-        first = window.stop - len(ids)  # position 0, counted in the document
-        read = len(losses) + 1
+        ids = self._ids(window, self.full_reach, self._stretches)
+        zero = window.stop - self.full_reach  # position 0, counted in the document
         rows = []
-        for start in range(0, read - self._bucket + 1, self._bucket):
+        for start in range(0, len(losses) + 2 - self._bucket, self._bucket):
             stop = start + self._bucket
             begin = max(start, 1)  # nothing comes before position 0
             if begin == stop:
                 continue
+            stretch = Stretch(window.document, zero + begin, stop - begin)
             rows.append(
                 LossRow(
                     task=self.name,
-                    instance=_instance(window.document, first + begin, first + stop),
+                    instance=stretch.instance,
                     prompt=prompt_checksum(ids[:begin], ids[begin:stop]),
-                    document=self._unit(window),
+                    document=self._unit(stretch),
                     length=stop,
                     position=begin,
                     group="position",
-                    tokens=stop - begin,
+                    tokens=stretch.count,
                     nats=float(losses[begin - 1 : stop - 1].sum()),
                 )
             )
         return rows
 
-    def _unit(self, window: Window) -> str:
-        name = window.document.name
-        return name if self.by_document else f"{name}:{window.start}"
+    def _unit(self, stretch: Stretch) -> str:
+        name = stretch.document.name
+        return name if self.by_document else f"{name}:{stretch.start}"
 
 
 @dataclass(frozen=True)
@@ -375,19 +428,18 @@ class ShortLoss:
         scorer.begin()
         text = self._used[int(cell.settings["text"] or 0)]
         ids = self._ids(text)
-        (result,) = scorer.score(ids[:1], [Continuation(ids[1:], len(ids) - 1)])
         start = 1 if self.bos is None else 0
         return [
             LossRow(
                 task=self.name,
-                instance=_instance(text, start, start + len(ids) - 1),
+                instance=Stretch(text, start, len(ids) - 1).instance,
                 prompt=prompt_checksum(ids[:1], ids[1:]),
                 document=text.name,
                 length=len(ids),
                 position=1,
                 group="short",
                 tokens=len(ids) - 1,
-                nats=-result.total,
+                nats=float(_losses(scorer, ids, len(ids) - 1).sum()),
             )
         ]
 
@@ -413,8 +465,11 @@ def _with_bos(ids: tuple[int, ...], bos: int | None) -> tuple[int, ...]:
     return ids if bos is None else (bos, *ids)
 
 
-def _instance(document: Document, start: int, stop: int) -> str:
-    return f"{document.name}:{start}+{stop - start}:{prompt_checksum(document.ids[start:stop])[:8]}"
+def _losses(scorer: Scorer, ids: tuple[int, ...], count: int) -> Nats:
+    """Nats of the last `count` of ids."""
+    cut = len(ids) - count
+    (result,) = scorer.score(ids[:cut], [Continuation(ids[cut:], count)])
+    return -result.logprobs
 
 
 def _checksum(documents: Sequence[Document]) -> str:

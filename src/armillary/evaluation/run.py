@@ -18,7 +18,7 @@ from armillary.errors import UserError
 from armillary.evaluation.budget import RELATIVE, Speed
 from armillary.evaluation.provenance import task_settings
 from armillary.evaluation.records import Cell, Row, Run, Task
-from armillary.evaluation.results import ResultsFile
+from armillary.evaluation.results import ResultsFile, cells_done
 from armillary.evaluation.scoring import Scorer
 from armillary.files import as_user_error
 
@@ -146,7 +146,8 @@ def _stops_at_once(results: ResultsFile, cells: int) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         number = received[0] if received else signal.SIGINT
-        raise Stopped(number, len(results.rows), cells) from interrupt
+        # Counted in the file: the signal may have come when a cell was there and not yet noted.
+        raise Stopped(number, len(cells_done(results.path.parent)), cells) from interrupt
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

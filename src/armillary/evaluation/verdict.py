@@ -6,16 +6,15 @@ corrected p is above 0.05); nothing that was not shown to differ is called equal
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from armillary.evaluation.comparison import Comparison, Difference, Trade
 from armillary.evaluation.summary import EffectiveLength, Estimate, LossAt, Summary
 from armillary.evaluation.telling import bounds, joined, names_of, number
 
-if TYPE_CHECKING:
-    from armillary.evaluation.comparison import Comparison, Difference, Trade
-
 Side = Literal["better", "worse", "open"]
 _MOST_NAMED, _MOST_TASKS = 4, 3
+_UNIT = " nats per token"
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,7 @@ class Gain:
     side: Side
 
 
-def verdict(
-    summaries: Sequence[Summary], comparison: "Comparison | None" = None
-) -> tuple[str, str]:
+def verdict(summaries: Sequence[Summary], comparison: Comparison | None = None) -> tuple[str, str]:
     """Say what is shown, and what is not; a sentence each.
 
     `comparison` is of the same models in the same order. Raises ValueError without a summary.
@@ -52,12 +49,12 @@ def verdict(
 
 
 def gains_of(
-    summaries: Sequence[Summary], comparison: "Comparison | None" = None
+    summaries: Sequence[Summary], comparison: Comparison | None = None
 ) -> tuple[Gain, ...]:
     """The gain of each model that was measured beyond its old window.
 
-    Models of a comparison are set against the first one cropped to its window, the first, and all
-    where there is no comparison, against themselves.
+    Models of a comparison are set against the first one cropped to its window; without a
+    comparison each is set against itself.
     """
     names = names_of([each.run for each in summaries])
     found = []
@@ -71,6 +68,8 @@ def gains_of(
             )
         elif entry is not None and entry.over_crop is not None:
             crop = f"cropped to {summary.run.original_window:,}"
+            if comparison is not None:
+                crop = f"{name} {crop}"
             found.append(Gain(name, entry.at, crop, entry.over_crop, _side(entry.over_crop)))
     return tuple(found)
 
@@ -82,12 +81,12 @@ def beyond(summary: Summary) -> LossAt | None:
     return fit[-1] if fit else None
 
 
-def trade_of(comparison: "Comparison | None", place: int) -> "Trade | None":
+def trade_of(comparison: Comparison | None, place: int) -> Trade | None:
     """What a comparison says of the model at a place of the list; nothing of the first."""
     return None if comparison is None or place == 0 else comparison.trades[place - 1]
 
 
-def side_of(difference: "Difference") -> Side:
+def side_of(difference: Difference) -> Side:
     """What a difference shows, corrected for how many were looked at."""
     told = difference.verdict
     return told if told in ("better", "worse") else "open"
@@ -106,12 +105,12 @@ def _gained(gains: Sequence[Gain]) -> Iterator[str]:
         worse = sorted((g for g in group if g.side == "worse"), key=lambda g: g.over.value)
         than = f"than {against}" if " cropped" in against else f"than when it is {against}"
         if better:
-            text = f"with {at:,} tokens of context {_listed(better)} {_verb(better, 'predict')} "
-            text += f"the same text better {than} tokens"
+            text = f"with {at:,} tokens of context {_listed(better, _UNIT)} "
+            text += f"{_verb(better, 'predict')} the same text better {than} tokens"
             yield text + (f", {_listed(worse)} worse" if worse else "")
         elif worse:
             text = f"with {at:,} tokens of context no model is shown to predict better {than} "
-            yield text + f"tokens, and {_listed(worse)} {_verb(worse, 'predict')} worse"
+            yield text + f"tokens, and {_listed(worse, _UNIT)} {_verb(worse, 'predict')} worse"
         else:
             yield f"with {at:,} tokens of context no model is shown to differ from {against} tokens"
 
@@ -123,10 +122,9 @@ def _by_place(gains: Sequence[Gain]) -> list[tuple[tuple[int, str], list[Gain]]]
     return list(places.items())
 
 
-def _listed(gains: Sequence[Gain]) -> str:
+def _listed(gains: Sequence[Gain], unit: str = "") -> str:
     named = [
-        f"{each.model} ({number(each.over.value, signed=True)}"
-        f"{' nats per token' if place == 0 else ''})"
+        f"{each.model} ({number(each.over.value, signed=True)}{unit if place == 0 else ''})"
         for place, each in enumerate(gains[:_MOST_NAMED])
     ]
     if len(gains) > _MOST_NAMED:
@@ -152,12 +150,12 @@ def _used(summaries: Sequence[Summary]) -> Iterator[str]:
             window = f"{each.run.original_window:,}"
             if less.low > 0:
                 yield (
-                    f"{name} predicts the same text {number(less.value)} nats per token better "
-                    f"with {window} tokens of context than with {first.at:,}"
+                    f"with {window} tokens of context {name} predicts the same text "
+                    f"{number(less.value)} nats per token better than with {first.at:,}"
                 )
             else:
                 yield (
-                    f"{name} is not shown to predict better with {window} tokens of context than "
+                    f"with {window} tokens of context {name} is not shown to predict better than "
                     f"with {first.at:,}"
                 )
 
@@ -189,8 +187,7 @@ def _held(summaries: Sequence[Summary]) -> Iterator[str]:
     if nobody:
         parts.append(f"{joined(nobody)} at no length")
     if parts:
-        subject = f"{names[0]} answers" if alone else "questions are answered:"
-        yield f"{subject} {joined(parts)}"
+        yield f"questions are answered: {joined(parts)}"
 
 
 def _who(who: Sequence[str], names: Sequence[str]) -> str:
@@ -212,7 +209,7 @@ def effective_of(summary: Summary, variant: str) -> EffectiveLength | None:
 # What it costs, and what is not shown
 
 
-def _costs(summaries: Sequence[Summary], comparison: "Comparison | None") -> Iterator[str]:
+def _costs(summaries: Sequence[Summary], comparison: Comparison | None) -> Iterator[str]:
     """What short texts lose, set against the first model."""
     names = names_of([each.run for each in summaries])
     lost, kept = [], []
