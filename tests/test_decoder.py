@@ -10,7 +10,9 @@ from support.checks import (
     CACHE,
     CHUNKINGS,
     LENGTH,
+    PARENTS,
     SPECIFICATION,
+    branch_gap,
     cache_gap,
     caches,
     gap,
@@ -163,6 +165,55 @@ def test_keeping_keys_across_a_change_of_frequencies_would_be_wrong(
     ids = tokens(1, LENGTH)
     cache = KVCache(decoder.config)
     assert cache_gap(decoder, cache, ids, [ORIGINAL_WINDOW - 1, 6]) > 1e-2
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "dynamic" not in name])
+def test_branches_are_whole_passes_over_the_text_of_each(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every variant and cache kind, with a padded row; windows are made to wrap."""
+    monkeypatch.setattr("armillary.parts.layer_store.WINDOW_SLACK", 2)
+    monkeypatch.setattr("armillary.parts.layer_store._GROWTH", 2)
+    decoder = build(VARIANTS[name])
+    length = 20
+    ids, mask = tokens(2, length), torch.ones(2, length, dtype=torch.bool)
+    mask[1, :2] = False
+    for kind, cache in {
+        "fixed": KVCache(decoder.config, 2, capacity=length),
+        "growing": KVCache(decoder.config, 2),
+        "windowed": KVCache(decoder.config, 2, windowed=True),
+    }.items():
+        assert branch_gap(decoder, cache, ids, mask) <= CACHE, kind
+
+
+@pytest.mark.parametrize("name", ["rope dynamic", "rope longrope"])
+def test_branches_of_a_fixed_rotary_length_are_whole_passes_of_that_length(name: str) -> None:
+    decoder = build(VARIANTS[name])
+    for length in (5, 30):
+        cache = KVCache(decoder.config, 2, rotary_length=length)
+        assert branch_gap(decoder, cache, tokens(2, LENGTH)) <= CACHE
+
+
+def test_branches_may_follow_nothing() -> None:
+    decoder = build(VARIANTS["mixed layers"])
+    ids = tokens(2, len(PARENTS))
+    hidden = decoder.branches(ids, PARENTS, KVCache(decoder.config, 2))
+    assert gap(hidden[:, 2], decoder.hidden(ids[:, :3])[:, -1]) <= CACHE
+    assert gap(hidden[:, 5], decoder.hidden(ids[:, 4:6])[:, -1]) <= CACHE
+
+
+def test_a_branch_does_not_see_another() -> None:
+    decoder = build(VARIANTS["plain"])
+    ids, cache = tokens(1, LENGTH), KVCache(decoder.config)
+    decoder(ids[:, :5], cache=cache)
+    first = decoder.branches(ids[:, 5:], PARENTS, cache)
+    other = ids.clone()
+    other[:, 5 + 3] += 1
+    second = decoder.branches(other[:, 5:] % 61, PARENTS, cache)
+    changed = [
+        number for number in range(8) if not torch.equal(first[:, number], second[:, number])
+    ]
+    assert changed == [3, 6]
 
 
 def test_prefill_in_chunks_is_the_whole_prompt() -> None:

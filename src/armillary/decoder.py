@@ -188,20 +188,14 @@ class Decoder(nn.Module):
         Raises ValueError for arguments that do not fit each other.
         """
         _check_tokens(tokens)
-        if cache is None:
-            hidden = self.hidden(
-                tokens,
-                positions=positions,
-                mask=mask,
-                documents=documents,
-                rotary_length=rotary_length,
-            )
-        else:
-            if positions is not None or documents is not None or rotary_length is not None:
-                raise ValueError(
-                    "a cache sets positions, documents and rotary_length itself; leave them out"
-                )
-            hidden = self._hidden_with_cache(tokens, cache, mask)
+        hidden = self.hidden(
+            tokens,
+            positions=positions,
+            mask=mask,
+            documents=documents,
+            cache=cache,
+            rotary_length=rotary_length,
+        )
         return self.project(hidden[:, -1:] if logits == "last" else hidden)
 
     def hidden(
@@ -211,14 +205,21 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         documents: Tensor | None = None,
+        cache: KVCache | None = None,
         rotary_length: int | Sequence[int] | None = None,
         part: SequencePart | None = None,
     ) -> Tensor:
         """tokens (B, T) → the last layer's output after the final norm, (B, T, d).
 
-        For a loss that never holds all logits; arguments as in `forward`. With a `part`, only
-        its places are computed: (B, T', d).
+        For who never holds all logits; arguments as in `forward`. With a `part`, only its places
+        are computed: (B, T', d).
         """
+        if cache is not None:
+            if any(given is not None for given in (positions, documents, rotary_length, part)):
+                raise ValueError(
+                    "a cache sets positions, documents and rotary_length itself; leave them out"
+                )
+            return self._hidden_with_cache(tokens, cache, mask)
         batch, length = tokens.shape
         readable, allowed = split_mask(mask, batch, length, length)
         if positions is None:
@@ -255,6 +256,21 @@ class Decoder(nn.Module):
                 step.tokens, step.positions, step.visibility, step.lengths, cache.layers
             )
         return hidden[:, -tokens.shape[1] :]
+
+    @torch.no_grad()
+    def branches(self, tokens: Tensor, parents: Sequence[int], cache: KVCache) -> Tensor:
+        """Several continuations of what a cache holds, in one pass → (B, T, d) as `hidden` gives.
+
+        tokens (B, T) are a tree: parents[i] < i is the number of the token that token i follows,
+        −1 where it follows the cached text. A token reads the cached ones and those on its own
+        way, at the positions that they would have if that way were all. The cache stays as it was.
+        Raises ValueError for parents that are no tree, and where a rule's frequencies vary with
+        the length of the ways.
+        """
+        with cache.branches(self.config, tokens, parents) as step:
+            return self._run(
+                step.tokens, step.positions, step.visibility, step.lengths, cache.layers
+            )
 
     def _run(
         self,

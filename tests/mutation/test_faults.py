@@ -26,6 +26,7 @@ from support.checks import (
     CHUNKINGS,
     LENGTH,
     SPECIFICATION,
+    branch_gap,
     cache_gap,
     caches,
     layout_gap,
@@ -52,6 +53,16 @@ def specification(name: str, **arguments: object) -> Check:
         lambda: specification_gap(build(VARIANTS[name]), tokens(3, LENGTH), **arguments),
         SPECIFICATION,
     )
+
+
+def branched(name: str) -> Check:
+    """Branches against whole passes."""
+
+    def measure() -> float:
+        decoder = build(VARIANTS[name])
+        return branch_gap(decoder, KVCache(decoder.config, 2), tokens(2, LENGTH))
+
+    return Check(measure, CACHE)
 
 
 def cached(name: str, chunking: str = "3 + 1 + 4", kind: str = "growing") -> Check:
@@ -301,6 +312,21 @@ FAULTS: dict[str, Fault] = {
         "store.append(k, v)",
         "store.append(rotate(k, turn), v)",
         cached("plain"),
+    ),
+    "branches read one another": Fault(
+        mask.tree,
+        "if parent >= 0:",
+        "ways[child, :child] = True\n        if False:",
+        branched("plain"),
+    ),
+    "branches stand one behind the other": Fault(
+        KVCache.branches,
+        ".unsqueeze(-1) + depths",
+        ".unsqueeze(-1) + torch.arange(count)",
+        branched("plain"),
+    ),
+    "windows count what stands in other branches": Fault(
+        Visibility.block, "if self.places is None", "if True", branched("window")
     ),
     "positions begin anew with each chunk": Fault(
         KVCache.step,

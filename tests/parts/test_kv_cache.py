@@ -630,6 +630,60 @@ def test_so_does_a_block_that_raises(error: type[BaseException]) -> None:
     assert same(state(cache), before)
 
 
+# --- Branches ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 2, 4, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_branches_leave_the_cache_as_it_was(kind: str, length: int) -> None:
+    """Grown, wrapped, passed through or not."""
+    decoder, cache = build(MIXED), make(kind)
+    ids = tokens(1, length + 7)
+    if length:
+        run(decoder, cache, ids[:, :length], length - 1)
+    before = state(cache)
+    decoder.branches(ids[:, length:], [-1, 0, -1, 2, 3, 4, -1], cache)
+    assert same(state(cache), before)
+
+    def fail_half_way() -> None:
+        with cache.branches(MIXED, ids[:, :1], [-1]):
+            cache.layers[0].append(*[torch.ones(1, 2, 1, 10, dtype=torch.float64)] * 2)
+            raise InterruptionError
+
+    with pytest.raises(InterruptionError):
+        fail_half_way()
+    assert same(state(cache), before)
+    assert gap(run(decoder, cache, ids[:, length:]), decoder(ids)[:, -1]) <= CACHE
+
+
+def test_branches_that_do_not_fit_change_nothing() -> None:
+    decoder, cache = build(MIXED), make("fixed")
+    run(decoder, cache, tokens(1, 10))
+    before = state(cache)
+    for count, parents, message in (
+        (7, [-1] * 7, "capacity"),
+        (3, [-1] * 2, "2 parents for 3 tokens"),
+        (2, [-1, 1], "cannot follow"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decoder.branches(tokens(1, count), parents, cache)
+        assert same(state(cache), before)
+
+
+@pytest.mark.parametrize("name", ["rope dynamic", "rope longrope"])
+@pytest.mark.parametrize("length", [0, ORIGINAL_WINDOW - 2])
+def test_branches_across_a_change_of_frequencies_are_refused(name: str, length: int) -> None:
+    """A way has the frequencies of another's length only where they are fixed."""
+    decoder, ids = build(VARIANTS[name]), tokens(1, ORIGINAL_WINDOW + 1)
+    cache = make("growing", decoder.config)
+    if length:
+        run(decoder, cache, ids[:, :length])
+    few = ORIGINAL_WINDOW - length
+    decoder.branches(ids[:, :few], list(range(-1, few - 1)), cache)
+    with pytest.raises(CacheError, match="fix rotary_length"):
+        decoder.branches(ids[:, : few + 1], list(range(-1, few)), cache)
+
+
 # --- Turning the keys to other settings -------------------------------------------------------
 
 

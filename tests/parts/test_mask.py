@@ -6,18 +6,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from armillary.parts.mask import Visibility, as_bool, counted_positions, split_mask
+from armillary.parts.mask import Visibility, as_bool, counted_positions, split_mask, tree
 
 
 def spelt_out(visibility: Visibility, batch: int) -> np.ndarray:
     """(batch, T, S): every rule asked about every pair."""
     shift = visibility.n_keys - visibility.n_queries
     may_read = np.zeros((batch, visibility.n_queries, visibility.n_keys), dtype=bool)
+    places = range(visibility.n_keys) if visibility.places is None else visibility.places.tolist()
     for row, t, key in np.ndindex(*may_read.shape):
         query = t + shift
+        before = places[query] - places[key]
         may_read[row, t, key] = (
-            key <= query
-            and (visibility.window is None or query - key < visibility.window)
+            before >= 0
+            and (visibility.window is None or before < visibility.window)
             and (visibility.readable is None or bool(visibility.readable[row, key]))
             and (
                 visibility.documents is None
@@ -250,3 +252,43 @@ def test_left_padding_is_not_counted() -> None:
     """Case 54: a position is the count of real tokens before it."""
     readable = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
     assert counted_positions(readable).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 0]]
+
+
+# --- Trees ------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 4),
+    st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    st.none() | st.integers(1, 9),
+    st.integers(1, 8),
+)
+def test_what_goes_on_from_one_text_is_the_rule_spelt_out(
+    cached: int, drawn: list[int], window: int | None, size: int
+) -> None:
+    """Each reads the cached text and its own way, within a window measured along that way."""
+    parents = [number % (child + 1) - 1 for child, number in enumerate(drawn)]
+    ways, depths = tree(parents)
+    count = len(parents)
+    visibility = Visibility(
+        n_queries=count,
+        n_keys=cached + count,
+        window=window,
+        allowed=torch.cat([torch.ones(count, cached, dtype=torch.bool), ways], 1)[None, None],
+        places=torch.cat([torch.arange(cached), cached + depths]),
+    )
+    found = put_together(visibility, 1, size)
+    assert (found == spelt_out(visibility, 1)).all()
+    for child in range(count):
+        text, at = list[int](), child
+        while at >= 0:
+            text.insert(0, cached + at)
+            at = parents[at]
+        text = [*range(cached), *text]
+        assert np.flatnonzero(found[0, child]).tolist() == text[-(window or len(text)) :]
+
+
+def test_a_tree_has_parents_before_children() -> None:
+    for parents in ([0], [-1, 2, -1], [-2]):
+        with pytest.raises(ValueError, match="cannot follow"):
+            tree(parents)

@@ -107,6 +107,37 @@ def cache_gap(
     return worst
 
 
+# Two ways from the cached text, which part again, and one that is long enough to wrap a window.
+PARENTS = [-1, 0, 1, 0, -1, 4, 3, 2]
+
+
+def branch_gap(
+    decoder: Decoder, cache: KVCache, ids: torch.Tensor, mask: torch.Tensor | None = None
+) -> float:
+    """How far the logits of branches are from those of whole passes over the text of each.
+
+    The last ids are the branches' (PARENTS), those before are cached first.
+    """
+    cut = ids.shape[1] - len(PARENTS)
+    readable = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+    length = cache._fixed
+    decoder(ids[:, :cut], cache=cache, mask=None if mask is None else mask[:, :cut])
+    logits = decoder.project(decoder.branches(ids[:, cut:], PARENTS, cache))
+    worst = 0.0
+    for number in range(len(PARENTS)):
+        way, at = list[int](), number
+        while at >= 0:
+            way.insert(0, cut + at)
+            at = PARENTS[at]
+        whole = decoder(
+            ids[:, [*range(cut), *way]],
+            mask=readable[:, [*range(cut), *way]],
+            rotary_length=length,
+        )
+        worst = max(worst, gap(logits[:, number], whole[:, -1]))
+    return worst
+
+
 def with_other_layout(decoder: Decoder) -> Decoder:
     """The decoder that does the same with rotary channels paired the other way."""
     layers, weights = [], dict(decoder.state_dict())

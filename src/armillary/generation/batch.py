@@ -66,7 +66,7 @@ def _run(
 ) -> Iterator[TokenEvent]:
     device = decoder.embedding.weight.device
     tokens, mask = left_padded([request.prompt for request in requests])
-    tokens = tokens[:, _keep_common_prefix(cache, tokens) :]
+    tokens = tokens[:, keep_common_prefix(cache, tokens) :]
     with torch.no_grad():
         logits = decoder.prefill(
             tokens.to(device),
@@ -103,7 +103,7 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None
     return tokens, torch.arange(width) >= torch.tensor(padding).unsqueeze(1)
 
 
-def _keep_common_prefix(cache: KVCache, tokens: Tensor) -> int:
+def keep_common_prefix(cache: KVCache, tokens: Tensor) -> int:
     """Trim a cache to what it shares with the prompt, less one token, which must be computed.
 
     Shapes: tokens (1, T). Returns how many tokens stay; none when the cache cannot be trimmed, or

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from armillary.config import AttentionConfig, DecoderConfig
 from armillary.parts.layer_store import CacheError, LayerStore
-from armillary.parts.mask import Visibility, counted_positions, split_mask
+from armillary.parts.mask import Visibility, counted_positions, split_mask, tree
 from armillary.parts.rotary import rotate, rotation
 from armillary.parts.saved_cache import SavedCache, read_saved, write_saved
 
@@ -160,6 +160,44 @@ class KVCache:
             raise
         self._tokens, self._readable = all_tokens, readable
         self._counts, self._filled_at = counts, list(lengths)
+
+    @contextlib.contextmanager
+    def branches(
+        self, config: DecoderConfig, tokens: Tensor, parents: Sequence[int]
+    ) -> Iterator[Step]:
+        """Let `tokens` follow in several ways: after the block in between all is as it was.
+
+        Shapes: tokens (B, T), parents (T,) as `tree` has them, −1 for what follows the cached text.
+        Raises CacheError where a rule's frequencies vary with how long the ways are.
+        """
+        self._check(config, tokens)
+        ways, depths = (part.to(tokens.device) for part in tree(parents))
+        count, before = tokens.shape[1], self.length
+        if len(parents) != count:
+            raise CacheError(f"{len(parents)} parents for {count} tokens")
+        longest = int(depths.max()) + 1
+        lengths = self._fixed or [old + longest for old in self._counts]
+        if self._fixed is None and self._is_stale(lengths):
+            raise CacheError(
+                "the frequencies change with the length of what follows; fix rotary_length"
+            )
+        marks = [layer.mark() for layer in self.layers]
+        try:
+            yield Step(
+                tokens=tokens,
+                positions=torch.tensor(self._counts, device=tokens.device).unsqueeze(-1) + depths,
+                visibility=Visibility(
+                    n_queries=count,
+                    n_keys=before + count,
+                    readable=self._joined(None, tokens),
+                    allowed=torch.cat([ways.new_ones(count, before), ways], dim=1)[None, None],
+                    places=torch.cat([torch.arange(before, device=tokens.device), before + depths]),
+                ),
+                lengths=lengths,
+            )
+        finally:
+            for layer, mark in zip(self.layers, marks, strict=True):
+                layer.return_to(mark)
 
     def trim(self, count: int) -> None:
         """Drop the last `count` slots of every row.

@@ -35,7 +35,8 @@ class Visibility:
     Shapes: readable (B, S), false for padding; documents (B, S), equal numbers belong together;
     allowed (1 or B, 1, T, S), the caller's own. All are combined with each other.
     `window` w lets a query read its own key and the w − 1 before it. `runs` are the places of the
-    queries among the keys where they are not the last ones.
+    queries among the keys where they are not the last ones. `places` (S,) says where in its text
+    each key stands, where several texts go on from the same one side by side; they go by `allowed`.
     """
 
     n_queries: int
@@ -45,6 +46,7 @@ class Visibility:
     documents: Tensor | None = None
     allowed: Tensor | None = None
     runs: tuple[range, ...] | None = None
+    places: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.n_queries > self.n_keys:
@@ -74,6 +76,7 @@ class Visibility:
             readable=None if self.readable is None else self.readable[:, gone:],
             documents=None if self.documents is None else self.documents[:, gone:],
             allowed=None if self.allowed is None else self.allowed[..., gone:],
+            places=None if self.places is None else self.places[gone:],
         )
 
     def at(self, runs: Sequence[range]) -> "Visibility":
@@ -113,9 +116,14 @@ class Visibility:
             raise ValueError("the queries stand in runs; take the blocks of each (by_run)")
         shift = self.n_keys - self.n_queries
         last = shift + stop
-        first = 0 if self.window is None else max(0, shift + start - self.window + 1)
-        query = torch.arange(start + shift, stop + shift, device=device).unsqueeze(-1)
-        key = torch.arange(first, last, device=device)
+        if self.places is None:
+            first = 0 if self.window is None else max(0, shift + start - self.window + 1)
+            query = torch.arange(start + shift, stop + shift, device=device).unsqueeze(-1)
+            key = torch.arange(first, last, device=device)
+        else:
+            # No query stands before the end of the text that all go on from.
+            first = 0 if self.window is None else max(0, shift - self.window + 1)
+            query, key = self.places[shift + start : last].unsqueeze(-1), self.places[first:last]
         parts: list[Tensor] = []
         if last > shift + start + 1:
             parts.append(key <= query)
@@ -171,6 +179,24 @@ def split_mask(
             f"(B, T, S) = ({batch}, {n_queries}, {n_keys})"
         )
     return None, mask
+
+
+def tree(parents: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Which of T tokens that make a tree are on the way to which, (T, T), and how many, (T,).
+
+    `parents` (T,) are the numbers of the tokens that each follows, −1 where a way begins. A token
+    is on its own way, but not counted: the first of a way has 0 before it.
+    Raises ValueError for a parent that does not stand before its child.
+    """
+    ways = torch.eye(len(parents), dtype=torch.bool, device="cpu")
+    for child, parent in enumerate(parents):
+        if not -1 <= parent < child:
+            raise ValueError(
+                f"token {child} cannot follow token {parent}; only one before it, or -1"
+            )
+        if parent >= 0:
+            ways[child] |= ways[parent]
+    return ways, ways.sum(-1) - 1
 
 
 def counted_positions(readable: Tensor, documents: Tensor | None = None) -> Tensor:

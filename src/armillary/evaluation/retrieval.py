@@ -1,0 +1,267 @@
+"""Facts among other text, asked for by their keys.
+
+    …text…⏎ key : value ⏎…text…                a record, written over the text at its place
+    …⏎ key : value ⏎ key : value ⏎             the end of a context: two records asked, and answered
+    key :                                      the question, which goes on with its value
+
+The two at the end show what is asked for; their records stand in the context as well.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from armillary.errors import UserError
+from armillary.evaluation.composition import Ids, check_words, draw, generator, overlay, place
+from armillary.evaluation.filler import filler
+from armillary.evaluation.questions import Kind, Prompt, Question, ask
+from armillary.evaluation.records import Cell, Row
+from armillary.evaluation.scoring import Scorer
+from armillary.evaluation.vocabulary import TaskTokens
+
+TAUGHT = 2
+NUMBER = 5
+KINDS = ("key-value", "passkey", "near-miss")
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A key and its value."""
+
+    key: Ids
+    value: Ids
+
+    def record(self, tokens: TaskTokens) -> Ids:
+        """As it stands in the text."""
+        return (tokens.newline, *self.line(tokens))
+
+    def line(self, tokens: TaskTokens) -> Ids:
+        """As it is asked and answered."""
+        return (*self.key, tokens.colon, *self.value, tokens.newline)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Length × depth × distractors, in three variants.
+
+    key-value  keys and values of random words
+    passkey    a key of a fixed phrase and a word, and a value of five digits
+    near-miss  keys of one word more, of which all share all but one
+
+    A cell is an instance at one length. Its records are asked for in as few contexts as the number
+    of distractors allows: the records of other depths are a record's distractors too, and only what
+    they leave open is filled with records that are not asked for.
+
+    lengths      tokens of context, question and answer
+    depths       0 right after what begins the text, 1 right before the records that are answered
+    distractors  records beside the one asked for, not counting the two that show what is asked
+    candidates   the most answers that a rank is taken among; they are values in the same context
+    key_tokens   words of a key; value_tokens of a value
+
+    The control is the context without any of the records asked for: it holds the distractors that
+    are not asked for, and the two.
+    Raises UserError when a length has no room for its records, the vocabulary too few words, and
+    for unknown variants.
+    """
+
+    tokens: TaskTokens
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...] = tuple(step / 10 for step in range(11))
+    distractors: tuple[int, ...] = (15,)
+    variants: tuple[str, ...] = KINDS
+    instances: int = 4
+    seed: int = 0
+    candidates: int = 8
+    key_tokens: int = 2
+    value_tokens: int = 2
+
+    name: ClassVar[str] = "retrieval"
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for variant in self.variants:
+            if variant not in KINDS:
+                raise UserError(f"retrieval has no variant {variant!r}; it has {', '.join(KINDS)}")
+        for depth in self.depths:
+            if not 0 <= depth <= 1:
+                raise UserError(f"a depth is {depth}; it lies from 0 (the start) to 1 (the end)")
+        for variant in self.variants:
+            for distractors in self.distractors:
+                self._check_words(variant, self._count(distractors))
+                for length in self.lengths:
+                    self._check_room(variant, length, self._count(distractors))
+
+    def cells(self) -> Sequence[Cell]:
+        """By variant, length, distractors and instance."""
+        return [
+            self._cell(variant, length, distractors, instance)
+            for variant in self.variants
+            for length in self.lengths
+            for distractors in self.distractors
+            for instance in range(self.instances)
+        ]
+
+    def run(self, cell: Cell, scorer: Scorer) -> list[Row]:
+        """A row for each depth."""
+        variant, length = str(cell.settings["variant"]), int(cell.settings["length"] or 0)
+        return [*ask(Kind(self.name, variant, length), self.prompts(cell), scorer)]
+
+    def prompts(self, cell: Cell) -> list[Prompt]:
+        """What is asked in a cell."""
+        variant, length, distractors, instance = cell.settings.values()
+        assert isinstance(variant, str)
+        assert isinstance(length, int)
+        assert isinstance(distractors, int)
+        random = generator(self.name, self.seed, variant, distractors, instance)
+        pairs = self._pairs(variant, self._count(distractors), random)
+        asked = dict(zip(self.depths, pairs, strict=False))
+        others, taught = pairs[len(asked) : -TAUGHT], pairs[-TAUGHT:]
+
+        random = generator(self.name, self.seed, variant, distractors, instance, length)
+        size = self._body(variant, length)
+        record = len(pairs[0].record(self.tokens))
+        starts = {depth: round(depth * (size - record)) for depth in self.depths}
+        used = {token for pair in pairs for token in (*pair.key, *pair.value)}
+        text = filler(self.tokens, size, used | set(self.tokens.digits), random)
+        taken = [range(start, start + record) for start in starts.values()]
+        loose = (*taught, *others)
+        places = place(size, taken, [record] * len(loose), random)
+        tail = (self.tokens.newline, *(t for pair in taught for t in pair.line(self.tokens)))
+
+        def context(facts: Iterable[tuple[int, _Pair]]) -> Ids:
+            body = overlay(text, [(start, pair.record(self.tokens)) for start, pair in facts])
+            return (*self.tokens.begin, *body, *tail)
+
+        prompts = []
+        for group in self._groups(distractors):
+            held = loose[: TAUGHT + distractors + 1 - len(group)]
+            beside = list(zip(places, held, strict=False))
+            questions = []
+            for depth in group:
+                wrong = [asked[other] for other in group if other != depth]
+                wrong += held
+                questions.append(
+                    Question(
+                        name=f"{variant}/{length}/{distractors}/{instance}/{depth:g}",
+                        ask=(*asked[depth].key, self.tokens.colon),
+                        answer=asked[depth].value,
+                        others=tuple(pair.value for pair in self._some(wrong, random)),
+                        factors={"depth": depth, "distractors": distractors},
+                        end=(self.tokens.newline,),
+                    )
+                )
+            prompts.append(
+                Prompt(
+                    context=context([*beside, *((starts[d], asked[d]) for d in group)]),
+                    control=context(beside),
+                    questions=tuple(questions),
+                )
+            )
+        return prompts
+
+    def _cell(self, variant: str, length: int, distractors: int, instance: int) -> Cell:
+        groups = self._groups(distractors)
+        size, record = self._body(variant, length), sum(self._widths(variant)) + 3
+        firsts = [round(min(group) * (size - record)) for group in groups]
+        question, value = self._widths(variant)
+        context = length - question - value - 2
+        work = []
+        for group, shared in zip(groups, [0, *firsts[1:]], strict=True):
+            work.append((shared, context - shared))
+            work.append((context, len(group) * (question + 2 + self.candidates * (value - 1))))
+        work.append((firsts[-1], context - firsts[-1]))
+        work.append((context, len(self.depths) * (question + value + 1)))
+        return Cell(
+            key=f"{self.name}/{variant}/{length}/{distractors}/{instance}",
+            settings={
+                "variant": variant,
+                "length": length,
+                "distractors": distractors,
+                "instance": instance,
+            },
+            work=tuple(work),
+        )
+
+    def _groups(self, distractors: int) -> list[tuple[float, ...]]:
+        """The depths that are asked for in one context each, those that begin latest first.
+
+        A context shares with the next what stands before the needles of either.
+        """
+        per_context = min(len(self.depths), distractors + 1)
+        count = -(-len(self.depths) // per_context)
+        ordered = sorted(self.depths)
+        return [tuple(ordered[first::count]) for first in reversed(range(count))]
+
+    def _count(self, distractors: int) -> int:
+        """Records of a cell: those asked for, those that fill up contexts, and those that show."""
+        fewest = min(map(len, self._groups(distractors)))
+        return len(self.depths) + distractors + 1 - fewest + TAUGHT
+
+    def _widths(self, variant: str) -> tuple[int, int]:
+        """Tokens of a key and of a value."""
+        return {
+            "key-value": (self.key_tokens, self.value_tokens),
+            "passkey": (len(self.tokens.label) + 1, NUMBER),
+            "near-miss": (self.key_tokens + 1, self.value_tokens),
+        }[variant]
+
+    def _body(self, variant: str, length: int) -> int:
+        """Tokens of the text in which records stand."""
+        key, value = self._widths(variant)
+        tail = 1 + TAUGHT * (key + value + 2)
+        return length - len(self.tokens.begin) - tail - (key + value + 2)
+
+    def _check_words(self, variant: str, count: int) -> None:
+        key, value = self._widths(variant)
+        words = {
+            "key-value": count * (key + value),
+            "passkey": count,
+            "near-miss": key - 1 + count * (1 + value),
+        }[variant]
+        check_words(f"{self.name}: {variant}", self.tokens.words, words)
+
+    def _check_room(self, variant: str, length: int, count: int) -> None:
+        size, record = self._body(variant, length), sum(self._widths(variant)) + 3
+        starts = sorted(round(depth * (size - record)) for depth in self.depths)
+        close = any(after - before < record for before, after in pairwise(starts))
+        # Each record that stands keeps another from starting in twice its length at most.
+        if close or size < 2 * record * count:
+            raise UserError(
+                f"retrieval: {variant}: {length} tokens have no room for {count} records of "
+                f"{record} tokens at {len(self.depths)} depths; ask for a greater length, fewer "
+                "depths or fewer distractors"
+            )
+
+    def _pairs(self, variant: str, count: int, random: np.random.Generator) -> list[_Pair]:
+        """Keys and values, no two alike in anything but what near misses share."""
+        key, value = self._widths(variant)
+        if variant == "passkey":
+            names = draw(self.tokens.words, count, random)
+            numbers = random.choice(10**NUMBER, count, replace=False)
+            return [
+                _Pair(
+                    (*self.tokens.label, name),
+                    tuple(self.tokens.digits[int(digit)] for digit in f"{number:0{NUMBER}d}"),
+                )
+                for name, number in zip(names, numbers, strict=True)
+            ]
+        if variant == "near-miss":
+            words = draw(self.tokens.words, key - 1 + count * (1 + value), random)
+            common, words = words[: key - 1], words[key - 1 :]
+            differs = int(random.integers(key))
+            keys = [(*common[:differs], word, *common[differs:]) for word in words[:count]]
+            rest = words[count:]
+        else:
+            words = draw(self.tokens.words, count * (key + value), random)
+            keys = [words[first : first + key] for first in range(0, count * key, key)]
+            rest = words[count * key :]
+        values = [rest[first : first + value] for first in range(0, count * value, value)]
+        return [_Pair(*pair) for pair in zip(keys, values, strict=True)]
+
+    def _some(self, wrong: Sequence[_Pair], random: np.random.Generator) -> list[_Pair]:
+        """As many of the others as are ranked."""
+        count = min(len(wrong), self.candidates - 1)
+        return [wrong[index] for index in random.choice(len(wrong), count, replace=False)]
