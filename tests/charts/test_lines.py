@@ -230,7 +230,7 @@ def test_intervals_are_told_under_the_pointer():
 
 
 def test_a_legend_breaks_into_rows_that_stay_inside():
-    names = [f"model number {n}" for n in range(7)] + ["x" * 200]
+    names = [f"model no. {n}" for n in range(7)] + ["x" * 200]
     svg = draw(*(measured(name, LOSSES, n) for n, name in enumerate(names)))
     words = [text for text in svg.iter("text") if text.text.startswith(("model", "x"))]
     assert len(words) == 8

@@ -134,6 +134,29 @@ def test_a_comparison_sets_all_against_the_first_one_cropped_and_tells_the_price
     )
 
 
+def test_what_training_alone_may_have_done_is_not_put_down_to_longer_context():
+    """A model that was adapted may be better at every length, and read no further than before."""
+    first, *_, last = summaries()
+    trade = replace(comparison().trades[-1], model=last.run.name)
+    both = [first, last]
+    compared = replace(
+        comparison(),
+        runs=tuple(each.run for each in both),
+        names=("none", "llama3"),
+        trades=(trade,),
+    )
+    _, sure = verdict(both, compared)
+    assert "the longer context" not in sure
+    entry = replace(last.by_context[-1], over_crop=over(-0.01, 0.02))
+    unread = replace(last, by_context=(*last.by_context[:-1], entry))
+    shown, not_shown = verdict([first, unread], compared)
+    assert "llama3 (−0.120 nats per token) predicts the same text better" in shown
+    assert (
+        "that it is the longer context which helps llama3 (−0.010 to +0.020 over itself cropped)"
+        in not_shown
+    )
+
+
 def test_many_models_make_no_endless_sentence():
     many = [extended(-0.2, -0.1, f"m{n}", effective=(held("passkey", 512),)) for n in range(30)]
     shown, not_shown = verdict(many)

@@ -249,10 +249,10 @@ def short(summaries: Sequence[Summary], comparison: Comparison | None = None) ->
         ("by log-probability per byte", "n"),
         ("instances", "n"),
     ]
-    if comparison is None:
-        del heads[3]
-        rows = [(*row[:3], *row[4:]) for row in rows]
-    return Table(heads, rows)
+    kept = [i for i in range(len(heads)) if i != 3 or comparison is not None]
+    if all(row[4] == "–" for row in rows):
+        kept.remove(4)
+    return Table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _beside(comparison: Comparison | None) -> dict[tuple[int, str | None], str]:

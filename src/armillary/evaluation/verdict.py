@@ -21,7 +21,8 @@ _UNIT = " nats per token"
 class Gain:
     """What context beyond the old window is worth to a model, in nats per token (below 0: good).
 
-    `against` says what it is set against, `side` what is shown of it.
+    `against` says what it is set against, `side` what is shown of it. `own` sets the model against
+    itself, cropped: a model that was trained further may gain without reading further.
     """
 
     model: str
@@ -29,6 +30,7 @@ class Gain:
     against: str
     over: Estimate
     side: Side
+    own: Estimate | None
 
 
 def verdict(summaries: Sequence[Summary], comparison: Comparison | None = None) -> tuple[str, str]:
@@ -43,7 +45,9 @@ def verdict(summaries: Sequence[Summary], comparison: Comparison | None = None) 
     if not shown:
         shown = ["Nothing was measured that tells what a longer context is worth"]
     costs = [*_costs(summaries, comparison)]
-    missing = joined([*_open(gains), *_unmeasured(summaries, gains), _scope(summaries)])
+    missing = joined(
+        [*_open(gains), *_of_context(gains), *_unmeasured(summaries, gains), _scope(summaries)]
+    )
     told = [*costs, f"not shown is {missing}"]
     return _sentence(shown), _sentence(told)
 
@@ -61,16 +65,15 @@ def gains_of(
     for place, (name, summary) in enumerate(zip(names, summaries, strict=True)):
         trade = trade_of(comparison, place)
         entry = beyond(summary)
-        if trade is not None and trade.gain is not None and trade.gain.at is not None:
+        own = None if entry is None else entry.over_crop
+        if trade is not None and (gain := trade.gain) is not None and gain.at is not None:
             crop = f"{names[0]} cropped to {summaries[0].run.original_window:,}"
-            found.append(
-                Gain(name, trade.gain.at, crop, trade.gain.difference, side_of(trade.gain))
-            )
-        elif entry is not None and entry.over_crop is not None:
+            found.append(Gain(name, gain.at, crop, gain.difference, side_of(gain), own))
+        elif entry is not None and own is not None:
             crop = f"cropped to {summary.run.original_window:,}"
             if comparison is not None:
                 crop = f"{name} {crop}"
-            found.append(Gain(name, entry.at, crop, entry.over_crop, _side(entry.over_crop)))
+            found.append(Gain(name, entry.at, crop, own, _side(own), own))
     return tuple(found)
 
 
@@ -241,6 +244,17 @@ def _open(gains: Sequence[Gain]) -> Iterator[str]:
             f"{each.model} ({bounds(each.over, signed=True)})" for each in undecided[:_MOST_NAMED]
         )
         yield f"a difference from cropping for {told}"
+
+
+def _of_context(gains: Sequence[Gain]) -> Iterator[str]:
+    """Gains that may come of something else than the longer context."""
+    told = [
+        f"{each.model} ({bounds(each.own, signed=True)} over itself cropped)"
+        for each in gains
+        if each.side == "better" and each.own is not None and _side(each.own) != "better"
+    ]
+    if told:
+        yield f"that it is the longer context which helps {joined(told[:_MOST_NAMED])}"
 
 
 def _unmeasured(summaries: Sequence[Summary], gains: Sequence[Gain]) -> Iterator[str]:
