@@ -43,6 +43,7 @@ bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/finetune.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/time_to_loss.py
+	$(BIN)/python benchmarks/evaluate.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -76,7 +76,7 @@ class Retrieval:
     seed: int = 0
     candidates: int = 8
     key_tokens: int = 2
-    value_tokens: int = 2
+    value_tokens: int = 1
 
     name: ClassVar[str] = "retrieval"
     version: ClassVar[int] = 1
