@@ -2,7 +2,8 @@
 
 A row says what ours and the peer's figure are, their ratio (above 1 is better for us), the goal
 for the ratio, and whether it holds. Machines are noisy: figures are medians of repeats that take
-turns, and only ratios from one run count.
+turns, and only ratios from one run count. A figure that no machine changes, such as a loss, is held
+to bounds instead.
 
     --json    one object a line        --quick   within a minute or so, where it can
     --check   exit 1 when a row does not hold
@@ -10,9 +11,10 @@ turns, and only ratios from one run count.
 
 import argparse
 import json
+import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 
@@ -40,6 +42,26 @@ class Row:
         return None if self.goal is None else self.ratio >= self.goal
 
 
+@dataclass(frozen=True)
+class Bound:
+    """One claim on a figure itself. `margin` is half its interval of 95 %, where it has one."""
+
+    name: str
+    ours: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    margin: float | None = None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the figure is within its bounds; None where there are none."""
+        if self.low is None and self.high is None:
+            return None
+        low = -math.inf if self.low is None else self.low
+        return low <= self.ours <= (math.inf if self.high is None else self.high)
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """An argument parser with the three flags."""
     arguments = argparse.ArgumentParser(
@@ -51,14 +73,16 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return arguments
 
 
-def finish(rows: Iterable[Row], arguments: argparse.Namespace) -> None:
+def finish(rows: Iterable[Row | Bound], arguments: argparse.Namespace) -> None:
     """Print the rows and end the process with the code that `--check` asks for."""
     rows = list(rows)
-    for row in rows:
-        if arguments.json:
-            print(json.dumps(asdict(row) | {"ratio": row.ratio, "holds": row.holds}))
-    if not arguments.json:
-        _print_table(rows)
+    if arguments.json:
+        for row in rows:
+            ratio = {"ratio": row.ratio} if isinstance(row, Row) else {}
+            print(json.dumps(asdict(row) | ratio | {"holds": row.holds}))
+    else:
+        _print_ratios([row for row in rows if isinstance(row, Row)])
+        _print_bounds([row for row in rows if isinstance(row, Bound)])
     sys.exit(1 if arguments.check and any(row.holds is False for row in rows) else 0)
 
 
@@ -78,7 +102,10 @@ def medians(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, 
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def _print_table(rows: list[Row]) -> None:
+_HOLDS = {True: "yes", False: "no", None: "–"}
+
+
+def _print_ratios(rows: list[Row]) -> None:
     header = ("", "ours", "peer", "", "", "ratio", "goal", "holds")
     body = [
         (
@@ -89,14 +116,40 @@ def _print_table(rows: list[Row]) -> None:
             row.peer_name,
             f"{row.ratio:.2f}",
             "–" if row.goal is None else f"{row.goal:.2f}",
-            {True: "yes", False: "no", None: "–"}[row.holds],
+            _HOLDS[row.holds],
         )
         for row in rows
     ]
+    _print_table(header, body, left={0, 3, 4})
+
+
+def _print_bounds(rows: list[Bound]) -> None:
+    header = ("", "ours", "±", "", "from", "to", "holds")
+    body = [
+        (
+            row.name,
+            f"{row.ours:+.4f}",
+            "–" if row.margin is None else f"{row.margin:.4f}",
+            row.unit,
+            "–" if row.low is None else f"{row.low:+.4g}",
+            "–" if row.high is None else f"{row.high:+.4g}",
+            _HOLDS[row.holds],
+        )
+        for row in rows
+    ]
+    _print_table(header, body, left={0, 3})
+
+
+def _print_table(
+    header: tuple[str, ...], body: list[tuple[str, ...]], left: Container[int]
+) -> None:
+    """Columns as wide as they need to be; nothing where there are no rows."""
+    if not body:
+        return
     widths = [max(len(line[column]) for line in [header, *body]) for column in range(len(header))]
     for line in [header, *body]:
         cells = [
-            cell.ljust(width) if column in {0, 3, 4} else cell.rjust(width)
+            cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())

@@ -71,7 +71,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty working directory, where the model of the examples is already fetched."""
     for alias, model in ALIASES.items():
         assert alias == "smollm2-135m"
-        copy = tmp_path / "cache" / "models" / alias / model.file_name
+        copy = tmp_path / "cache" / "models" / alias / model.members[0].name
         copy.parent.mkdir(parents=True)
         copy.symlink_to(smollm2_gguf())
     monkeypatch.setenv("ARMILLARY_CACHE", str(tmp_path / "cache"))

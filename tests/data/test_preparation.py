@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from armillary.data import preparation, prepared
+from armillary.data import TokenDataset, preparation, prepared
 from armillary.data.preparation import is_validation, prepare
 from armillary.data.prepared import read_prepared, tokenizer_checksum
 from armillary.errors import CheckpointError, UserError
@@ -64,7 +64,8 @@ def documents(directory: Path, split: str = "train") -> list[list[int]]:
 
 def run(texts, tokenizer, out, **options):
     options = {"validation": 0.1, "shard_tokens": 3000, "workers": 1} | options
-    return prepare([str(texts)], tokenizer, out, **options)
+    sources = texts if isinstance(texts, list) else [str(texts)]
+    return prepare(sources, tokenizer, out, **options)
 
 
 def test_every_document_is_there_once_and_ends_with_the_end_token(tmp_path, texts, tokenizer):
@@ -101,6 +102,24 @@ def test_the_facts_count_what_is_there(tmp_path, texts, tokenizer):
     assert facts.skipped["broken JSON"].count == 1
     assert facts.skipped["broken JSON"].examples[0].id == f"{texts}/more.jsonl:101"
     assert read_prepared(tmp_path / "out", checksums=True) == facts
+
+
+def test_documents_are_counted_by_the_source_that_means_them_first(tmp_path, texts, tokenizer):
+    """Three arguments, of which the last means all files again; interrupted, the counts hold."""
+    sources = [str(texts / "more.jsonl"), str(texts / "00*.txt"), str(texts)]
+    whole = run(sources, tokenizer, tmp_path / "whole")
+    texts_of = {name: TokenDataset(tmp_path / "whole", name) for name in prepared.SPLITS}
+    for name, dataset in texts_of.items():
+        counts = whole.splits[name].sources
+        assert sum(counts) == len(dataset) == len(dataset.sources)
+        for number, source in enumerate(dataset.sources.tolist()):
+            is_line = set(tokenizer.decode(dataset[number]).split("<")[0]) <= set("xyz \n")
+            assert is_line == (source == 0)
+    both = np.add(whole.splits["train"].sources, whole.splits["validation"].sources).tolist()
+    assert both == [100, 10, 90]
+    interrupted(sources, tokenizer, tmp_path / "out", 2)
+    run(sources, tokenizer, tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

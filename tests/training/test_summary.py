@@ -1,8 +1,6 @@
 """The page of a run says the right numbers, stands alone, and lets no text be anything but text."""
 
 import math
-import re
-from html.parser import HTMLParser
 
 import pytest
 
@@ -11,54 +9,8 @@ from armillary.training.events import CheckpointSaved, Notice, RunEnded, Sampled
 from armillary.training.history import History
 from armillary.training.log import JsonLog
 from armillary.training.summary import render, write_summary
+from support.page import HOSTILE, Page
 from support.run_events import config, done, started, validated, whole_run
-
-VOID = {"meta", "br", "hr", "img", "link", "input"}
-HOSTILE = "</pre><script>alert(1)</script>{{ 7*7 }}<img src=x onerror=a>&amp;\x1b[2J\ud800\u202e"
-
-
-class Page(HTMLParser):
-    """A page read strictly: every element is closed where it should be."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.attributes, self.words = [], [], [], []
-        self.figures, self.rows = [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "figcaption":
-            self.figures.append("")
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" in self.open:
-            return
-        self.words.append(data)
-        if "figcaption" in self.open:
-            self.figures[-1] += data
-        if self.open[-1:] in (["td"], ["th"]):
-            self.rows[-1][-1] += data
-
-    @property
-    def text(self):
-        return re.sub(r"[\s\xa0]+", " ", " ".join(self.words))
 
 
 def page_of(*events):

@@ -392,6 +392,17 @@ def _config_entries(
     return entries
 
 
+def says_window(config: DecoderConfig) -> bool:
+    """Whether the format has a place for the window: of the dynamic rule it says the original."""
+    rotaries = [layer.attention.rotary for layer in config.layers]
+    rules = [rotary.scaling for rotary in rotaries if rotary is not None]
+    return all(
+        rule.original_window == config.max_positions
+        for rule in rules
+        if isinstance(rule, DynamicNTK)
+    )
+
+
 _TORCH_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 

@@ -27,7 +27,8 @@ def locate(name: str | Path, *, progress: Progress | None = None) -> Path:
     if os.path.isfile(text):
         return Path(text)
     if text in ALIASES:
-        return locate_packaged(text, ALIASES[text], cache_directory() / "models", progress)
+        (path,) = locate_packaged(text, ALIASES[text], cache_directory() / "models", progress)
+        return path
     if _may_be_on_the_hub(text):
         from armillary.checkpoints.hub import locate_on_hub
 

@@ -8,6 +8,7 @@ code and at most one line on standard error:
     0    done
     1    a fault of armillary's (`--debug` shows where), or the reader of our output has gone
     2    something that the user gave cannot be used, or the command line cannot be read
+    3    what came out does not hold to what was asked (the gates of an adaptation)
     130  interrupted (143 by SIGTERM)
 """
 
@@ -24,6 +25,8 @@ import typer
 from armillary import __version__
 from armillary.cli._options import Debug, Interrupted, Invocation, one_line
 from armillary.cli.chat import chat
+from armillary.cli.compare import compare
+from armillary.cli.evaluate import evaluate
 from armillary.cli.extend import extend
 from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
@@ -42,6 +45,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     prepare,
     train,
     extend,
+    evaluate,
+    compare,
 )
 
 app = typer.Typer(
@@ -72,7 +77,7 @@ def _root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Modern decoder language models: fetch, look inside, generate, chat, train, extend.
+    """Modern decoder language models: fetch, look inside, generate, chat, train, extend, evaluate.
 
     Examples:
       armillary pull smollm2-135m
@@ -82,6 +87,7 @@ def _root(
       armillary prepare python-stdlib --tokenizer smollm2-135m --out tokens
       armillary train examples/stdlib-small.yaml
       armillary extend plan smollm2-135m --to 32768
+      armillary evaluate smollm2-135m --out results --minutes 10
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.
@@ -126,7 +132,7 @@ def _run(arguments: list[str], invocation: Invocation) -> int:
     except KeyboardInterrupt:
         code = 130
     except Interrupted as interrupted:
-        _say(f"interrupted; {interrupted}")
+        _say(interrupted.line)
         return interrupted.code
     except UserError as error:
         return _failed(str(error), 2, invocation)

@@ -7,7 +7,7 @@ the frame.
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -35,6 +35,23 @@ class Interrupted(Exception):  # noqa: N818  # like KeyboardInterrupt, it is no 
     def __init__(self, said: str, code: int = 130) -> None:
         super().__init__(said)
         self.code = code
+
+    @property
+    def line(self) -> str:
+        """What is printed of it."""
+        return f"interrupted; {self}"
+
+
+class NotReached(Interrupted):
+    """What was asked for does not hold of what came out, such as the gates of an adaptation."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said, code=3)
+
+    @property
+    def line(self) -> str:
+        """What is printed of it."""
+        return str(self)
 
 
 def _note_debug(context: typer.Context, wanted: bool) -> bool:
@@ -127,3 +144,15 @@ def print_json(facts: Mapping[str, object]) -> None:
     """Print one object on a line of its own to standard output, and pass it on at once."""
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
+
+
+def print_keys(keys: Iterable[tuple[str, str, str, str]], json: bool) -> None:
+    """Print the keys of a file of settings: name, type, default ("" for none) and meaning."""
+    for name, kind, default, meaning in keys:
+        if json:
+            print_json({"key": name, "type": kind, "default": default, "meaning": meaning})
+        elif kind == "section":
+            print(f"\n{name}{' (null)' if default else ''}: {meaning}")
+        else:
+            given = f", default {default}" if default else ", must be given"
+            print(f"  {name}  ({kind}{given})\n      {meaning}")

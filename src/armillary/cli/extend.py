@@ -14,21 +14,21 @@ _MOST = 1 << 24  # tokens
 
 def extend(
     action: Annotated[
-        Literal["plan", "apply"],
-        typer.Argument(metavar="plan|apply", help="What to do.", show_default=False),
+        Literal["plan", "apply", "search"],
+        typer.Argument(metavar="plan|apply|search", help="What to do.", show_default=False),
     ],
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="MODEL",
             help="An alias (smollm2-135m), a directory, a .gguf file, or a Hub repository "
             "(owner/name); for plan also a configuration (.yaml, .json).",
             show_default=False,
         ),
-    ],
+    ] = None,
     *,
     to: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--to",
             metavar="N",
@@ -37,7 +37,7 @@ def extend(
             help="The window to have, in tokens.",
             show_default=False,
         ),
-    ],
+    ] = None,
     rule: Annotated[
         Literal["none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope"] | None,
         typer.Option(
@@ -53,7 +53,8 @@ def extend(
             "--out",
             "-o",
             metavar="DIR",
-            help="apply: where to; what armillary saved there before is replaced.",
+            help="apply: where to; what armillary saved there before is replaced. search: the "
+            "JSON file of divisors.",
             show_default=False,
         ),
     ] = None,
@@ -186,6 +187,77 @@ def extend(
             show_default=False,
         ),
     ] = None,
+    adapt: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN.yaml",
+            help="apply: train the model under its rule, as this file says; --explain tells every "
+            "key. The same command goes on with what was interrupted.",
+            rich_help_panel="Adapt",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Replace a setting of RUN.yaml, such as train.lr=1e-5 (may be repeated).",
+            rich_help_panel="Adapt",
+            show_default=False,
+        ),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="apply: print every key of RUN.yaml with its type, default and meaning, and stop.",
+            rich_help_panel="Adapt",
+        ),
+    ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="search: a text that was not trained on, longer than the window to have.",
+            rich_help_panel="Search",
+            show_default=False,
+        ),
+    ] = None,
+    evaluations: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=3,
+            max=1 << 20,
+            help="search: how many divisors are measured; the same command with more goes on.",
+            rich_help_panel="Search",
+        ),
+    ] = 128,
+    population: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=1 << 12,
+            help="search: how many are kept of a generation, and how many are made of them.",
+            rich_help_panel="Search",
+        ),
+    ] = 16,
+    passages: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1 << 12,
+            help="search: passages of the text, as long as the window, that losses are taken on.",
+            rich_help_panel="Search",
+        ),
+    ] = 4,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="search: what is drawn.", rich_help_panel="Search"),
+    ] = 0,
     json: Json = False,
     ignore_key: IgnoreKey = None,
     debug: Debug = False,
@@ -197,9 +269,21 @@ def extend(
       armillary extend plan smollm2-135m --to 32768 --rule llama3 --figure pairs.svg
       armillary extend apply smollm2-135m --to 32768 --rule yarn --out smollm2-32k
       armillary extend apply my-model --to 65536 --rule yarn --over multiply -o my-model-64k
+      armillary extend apply smollm2-135m --to 16384 --rule yarn -o smollm2-16k --adapt run.yaml
+      armillary extend search smollm2-135m --to 16384 --text novel.txt -o factors.json
 
-    apply changes no weight: it writes the rule, reads it back and compares the frequencies.
+    apply writes the rule, reads it back and compares the frequencies. It changes no weight,
+    unless with --adapt. search looks for the divisors of the rule longrope.
     """
+    if explain:
+        from armillary.cli._adaptation import show_keys
+
+        show_keys(json)
+        return
+    if model is None or to is None:
+        raise UserError(f"extend {action} needs {'a MODEL' if model is None else '--to N'}")
+    if adapt is None and settings:
+        raise UserError("--set replaces settings of a file; say which: --adapt RUN.yaml")
     from armillary.cli import _extension
     from armillary.extension.rules import RuleOptions
 
@@ -218,8 +302,8 @@ def extend(
     )
     ignored = tuple(ignore_key or ())
     if action == "plan":
-        if out is not None or format != "auto":
-            raise UserError("--out and --format go with extend apply; plan writes no model")
+        if out is not None or format != "auto" or adapt is not None:
+            raise UserError("--out and --format go with extend apply, and so does --adapt")
         if rule is None and options != RuleOptions(over=over):
             raise UserError("options of a rule go with one; say which: --rule yarn")
         config, checkpoint = read_model(model, ignored)
@@ -230,11 +314,49 @@ def extend(
             draw_frequencies(planned, figure)
         _extension.show_plan(model, planned, checkpoint, json)
         return
+    if figure is not None:
+        raise UserError("--figure goes with extend plan")
+    if action == "search":
+        if rule not in (None, "longrope") or adapt is not None or dtype is not None:
+            raise UserError(
+                "extend search is for the rule longrope, in float32, and trains nothing; leave out "
+                "--rule, --dtype and --adapt"
+            )
+        from armillary.cli import _search
+
+        _search.run(
+            model,
+            read_checkpoint(model, ignored),
+            text,
+            out,
+            to=to,
+            options=options,
+            evaluations=evaluations,
+            population=population,
+            passages=passages,
+            seed=seed,
+            json=json,
+        )
+        return
     if out is None or rule is None:
         missing = "--out DIR" if out is None else "--rule RULE (extend plan recommends one)"
         raise UserError(f"extend apply needs {missing}")
-    if figure is not None:
-        raise UserError("--figure goes with extend plan")
+    if adapt is not None:
+        from armillary.cli import _adaptation
+
+        _adaptation.run(
+            read_checkpoint(model, ignored),
+            out,
+            adapt,
+            settings or [],
+            json,
+            to=to,
+            rule=rule,
+            options=options,
+            format=format,
+            dtype=dtype,
+        )
+        return
     from armillary.extension.apply import apply
 
     applied = apply(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armillary.cli._options import Debug, Interrupted, Json, print_json
+from armillary.cli._options import Debug, Interrupted, Json, print_keys
 from armillary.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,7 +104,10 @@ def train(
     SIGINT (^C) and SIGTERM save first; --resume goes on from there.
     """
     if explain:
-        _explain(json)
+        from armillary.training.run_config import RunConfig
+        from armillary.training.run_config import explain as keys
+
+        print_keys(keys(RunConfig), json)
         return
     if run is None:
         raise UserError("no run is named; give a RUN.yaml, such as examples/stdlib-small.yaml")
@@ -119,19 +122,6 @@ def train(
         raise UserError("--ranks and --memory are of a plan; add --plan, or start with torchrun")
     else:
         _train(run, config, resume, allow or [], json)
-
-
-def _explain(json: bool) -> None:
-    from armillary.training.run_config import explain
-
-    for name, kind, default, meaning in explain():
-        if json:
-            print_json({"key": name, "type": kind, "default": default, "meaning": meaning})
-        elif kind == "section":
-            print(f"\n{name}{' (null)' if default else ''}: {meaning}")
-        else:
-            given = f", default {default}" if default else ", must be given"
-            print(f"  {name}  ({kind}{given})\n      {meaning}")
 
 
 def _train(run: Path, config: "RunConfig", resume: bool, allow: list[str], json: bool) -> None:

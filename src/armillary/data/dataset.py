@@ -132,6 +132,22 @@ class TokenDataset:
         """
         return token_sizes(self.tokenizer)
 
+    @cached_property
+    def sources(self) -> Numbers:
+        """The number of each document's source, (N,), among `facts.settings.sources`.
+
+        Raises UserError for data that was prepared before this was noted, from several sources.
+        """
+        counts, names = self.facts.splits[self.split].sources, self.facts.settings.sources
+        if counts is None and len(names) == 1:
+            return np.zeros(len(self), dtype=np.int64)
+        if counts is None or len(counts) != len(names) or sum(counts) != len(self):
+            raise UserError(
+                f"{self.directory}: does not say which documents are of which source; prepare it "
+                "anew"
+            )
+        return np.repeat(np.arange(len(counts)), counts)
+
     def __len__(self) -> int:
         return len(self.lengths)
 

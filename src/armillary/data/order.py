@@ -31,6 +31,12 @@ def permuted(places: Indices, count: int, *key: int | str) -> Indices:
     return values.astype(np.int64)
 
 
+def drawn(bound: int, *key: int | str) -> int:
+    """Return one of 0 … bound − 1, each as likely, that `key` names."""
+    digest = blake2b(repr(key).encode(), digest_size=16).digest()
+    return int.from_bytes(digest, "little") * bound >> 128
+
+
 def _round_keys(key: tuple[int | str, ...]) -> NDArray[np.uint64]:
     digest = blake2b(repr(key).encode(), digest_size=8 * _ROUNDS).digest()
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)

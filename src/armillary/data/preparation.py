@@ -351,14 +351,14 @@ class _Preparation:
         for placed in batch.note:
             event = placed.event
             if isinstance(event, Document):
-                self._write_document(event, next(encoded))
+                self._write_document(event, next(encoded), self._files[placed.place.file].argument)
             else:
                 self._skip(event)
             between = self._writing is None and self._refused is None
             if between and self._tokens_open() >= self._settings.shard_tokens:
                 self._commit(placed.place)
 
-    def _write_document(self, document: Document, encoded: Result) -> None:
+    def _write_document(self, document: Document, encoded: Result, source: int) -> None:
         if document.id == self._refused:
             self._refused = None if document.last else document.id
             return
@@ -378,6 +378,7 @@ class _Preparation:
                 tokens=writer.end_document(),
                 size=self._bytes_of_document,
                 learned=encoded.learned,
+                source=source,
             )
 
     def _skip(self, event: Skipped) -> None:
@@ -458,6 +459,7 @@ class _Preparation:
                     tokens=counts.tokens,
                     bytes=counts.bytes,
                     learned=counts.learned if self._settings.masked else None,
+                    sources=self._documents_by_source(name),
                     shards=self._shards[name],
                 )
                 for name, counts in sorted(self._done.splits.items())
@@ -468,6 +470,13 @@ class _Preparation:
         write_json(self._data / prepared.FACTS, facts.model_dump())
         write_manifest(self._data)
         return facts
+
+    def _documents_by_source(self, split: str) -> list[int] | None:
+        """How many of a split's documents are of each source; None where a step did not count."""
+        found = self._done.sources.get(split, {})
+        if sum(found.values()) != self._done.splits[split].documents:
+            return None
+        return [found.get(str(source), 0) for source in range(len(self._settings.sources))]
 
 
 @dataclass(frozen=True)

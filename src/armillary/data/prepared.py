@@ -79,12 +79,15 @@ class Split(_Model):
 
     bytes     of its documents' texts in UTF-8
     learned   tokens that are learned, of chats; null of texts, which are learned as a whole
+    sources   how many documents are of each of the settings' sources; documents stand in the order
+              of their sources. Null in data that was prepared before this was counted
     """
 
     documents: int
     tokens: int
     bytes: int
     learned: int | None = None
+    sources: list[int] | None = None
     shards: list[Shard]
 
 

@@ -11,7 +11,7 @@ import io
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -43,6 +43,7 @@ class Source:
     kind          "text" (one document), "jsonl", "parquet" or "hub"
     compression   "", "gzip" or "zstd"
     size          bytes as they lie there; 0 where that is not known
+    argument      which of the arguments, counted from 0, meant it first
     """
 
     name: str
@@ -50,6 +51,7 @@ class Source:
     kind: str
     compression: str = ""
     size: int = 0
+    argument: int = 0
 
     def fingerprint(self) -> str:
         """Return what changes when the file does: its name, size and time of change."""
@@ -69,13 +71,13 @@ def find_sources(arguments: Sequence[str], format: Format = "auto") -> list[Sour
     Raises UserError for an argument that means nothing.
     """
     found: dict[str, Source] = {}
-    for argument in arguments:
+    for number, argument in enumerate(arguments):
         sources = list(_meant_by(argument, format))
         if not sources:
             raise UserError(f"{argument}: holds no files to read")
         for source in sources:
             key = source.name if source.path is None else os.path.realpath(source.path)
-            found.setdefault(key, source)
+            found.setdefault(key, replace(source, argument=number))
     if not found:
         raise UserError("no source is given; name files, directories, patterns or python-stdlib")
     return list(found.values())

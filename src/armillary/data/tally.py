@@ -21,6 +21,7 @@ class Tally(BaseModel):
     """Counts of one step, or of several put together.
 
     splits    what each split holds
+    sources   of each split, how many documents are of which source, by its number as a text
     lengths   documents by the power of two that their tokens reach
     skipped   by reason
     """
@@ -28,12 +29,16 @@ class Tally(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     splits: dict[str, Counts] = {}
+    sources: dict[str, dict[str, int]] = {}
     lengths: dict[str, int] = {}
     skipped: dict[str, SkippedFacts] = {}
 
-    def add_document(self, split: str, tokens: int, size: int, learned: int) -> None:
-        """Count a document of `tokens` tokens, `size` bytes of text long."""
+    def add_document(
+        self, split: str, tokens: int, size: int, learned: int, source: int = 0
+    ) -> None:
+        """Count a document of `tokens` tokens, `size` bytes of text long, from a source."""
         self._add_counts(split, Counts(1, tokens, size, learned))
+        _add(self.sources.setdefault(split, {}), str(source), 1)
         _add(self.lengths, str(1 << (tokens.bit_length() - 1)), 1)
 
     def add_skipped(self, event: Skipped) -> None:
@@ -47,6 +52,9 @@ class Tally(BaseModel):
         """Add the counts of a later step."""
         for split, counts in other.splits.items():
             self._add_counts(split, counts)
+        for split, documents in other.sources.items():
+            for source, count in documents.items():
+                _add(self.sources.setdefault(split, {}), source, count)
         for start, count in other.lengths.items():
             _add(self.lengths, start, count)
         for reason, facts in other.skipped.items():

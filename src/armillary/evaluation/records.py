@@ -39,7 +39,9 @@ class LossRow:
     document  what intervals draw by: targets of one document are not independent
     length    tokens of context and targets together, as the model took them in
     position  of the first target in what the model took in
-    group     "all"; or "key" for the targets whose loss tells of far context
+    group     "all", under each length; "key", those of them whose loss tells of far context;
+              "position", what stands at a position of one long context, where `length` is up to the
+              last target; "short", fixed short texts
     """
 
     task: str
@@ -86,9 +88,11 @@ class ChoiceRow:
     """A short task's instance: which of its choices the model finds likeliest.
 
     correct             by log-probability
-    correct_normalised  by log-probability per byte of the choice; None for tasks without choices
+    correct_normalised  by log-probability per character of the choice (lm-eval's acc_norm); None
+                        for tasks without choices
     logprobs            of each choice, nats (of the one continuation for LAMBADA)
     answer              the right choice's number
+    cut                 tokens of its start that were left out, where it is longer than the window
     """
 
     task: str
@@ -98,6 +102,7 @@ class ChoiceRow:
     correct_normalised: bool | None
     logprobs: tuple[float, ...]
     answer: int
+    cut: int = 0
 
 
 Row = LossRow | QuestionRow | ChoiceRow
@@ -143,6 +148,7 @@ class Run:
     window           the positions that it claims
     original_window  those of the model before any extension: what cropping crops to
     tasks            each task's version and settings
+    plan             what a budget of time made of what was asked; empty without one
     """
 
     name: str
@@ -151,3 +157,4 @@ class Run:
     original_window: int
     seed: int
     tasks: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    plan: Mapping[str, Setting] = field(default_factory=dict)

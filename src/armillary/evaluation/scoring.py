@@ -74,3 +74,17 @@ class Scorer(Protocol):
         with the context before it need not be computed again.
         Raises ValueError for an empty context, and for more tokens than the window.
         """
+
+
+def check_question(
+    context: Sequence[int], continuations: Sequence[Continuation], window: int
+) -> None:
+    """Raise ValueError for an empty context, or more tokens than the window."""
+    if not context:
+        raise ValueError("a context needs a token at least; give BOS")
+    longest = max((len(each.tokens) for each in continuations), default=0)
+    if len(context) + longest > window:
+        raise ValueError(
+            f"{len(context)} tokens of context and {longest} of continuation are more than the "
+            f"window of {window}"
+        )

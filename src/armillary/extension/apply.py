@@ -77,6 +77,23 @@ def apply(
     if out.exists() and checkpoint.source.exists() and out.samefile(checkpoint.source):
         raise UserError(f"{out}: is the model itself; name another directory")
     extension = extend(checkpoint.config, to, rule, options)
+    lengths = (checkpoint.config.max_positions, to)
+    return write_extended(checkpoint, extension, out, lengths=lengths, format=format, dtype=dtype)
+
+
+def write_extended(
+    checkpoint: Checkpoint,
+    extension: Extension,
+    out: Path,
+    *,
+    lengths: tuple[int, ...],
+    format: Format = "auto",
+    dtype: str | None = None,
+) -> Applied:
+    """Write a checkpoint's weights with the configuration of an extension, and compare as `apply`.
+
+    Frequencies are compared for texts of the `lengths`. Raises as `apply`.
+    """
     tensors = [to_write(tensor, _encoding(tensor, dtype)) for tensor in checkpoint.tensors.values()]
     chosen, notices = _family_or_own(extension, format)
     parts = (out, extension.config, tensors, checkpoint.tokenizer, checkpoint.generation)
@@ -84,7 +101,7 @@ def apply(
         save_armillary(*parts)
     else:
         write_huggingface(*parts, family=chosen)
-    verified = verify(out, extension, lengths=(checkpoint.config.max_positions, to))
+    verified = verify(out, extension, lengths=lengths)
     return Applied(
         path=out,
         format="armillary" if chosen is None else "huggingface",

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.fields import FieldInfo
 
 from armillary.config import DecoderConfig
+from armillary.data.mixture import Mixture
+from armillary.data.skipping import Skip
 from armillary.errors import ConfigError
 from armillary.strict_dict import nearest
 from armillary.strict_yaml import parse_yaml, read_text
@@ -30,11 +32,13 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Settings that belong together: no other keys, no wrong types, never changed."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class UniformSettings(_Section):
+class UniformSettings(Section):
     """A new decoder of equal modern layers: RoPE, RMSNorm, SwiGLU, grouped queries, no biases."""
 
     d_model: Count = Field(description="Width of the residual path.")
@@ -51,7 +55,7 @@ class UniformSettings(_Section):
     tie_head: bool = Field(False, description="Use the embedding as the output matrix too.")
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """The decoder that is trained; one of checkpoint, uniform and decoder."""
 
     checkpoint: str | None = Field(
@@ -79,8 +83,46 @@ class ModelSettings(_Section):
         return self
 
 
-class DataSettings(_Section):
-    """The text, and how it is laid in rows of tokens."""
+class MixtureSettings(Section):
+    """How often long documents and short sequences are drawn; each source keeps its share."""
+
+    long: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Tokens from which a document is long; all are alike if left out."
+    )
+    long_share: Share = Field(
+        0.0,
+        description="Least share of each source's tokens that is of its long documents, where it "
+        "has some.",
+    )
+    long_repeat: Annotated[float, Field(ge=1)] = Field(
+        5.0, description="Long documents come at most so many times as often as they would."
+    )
+    short: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Most tokens of a short sequence; no rows of them if left out."
+    )
+    short_share: Share = Field(
+        0.0, description="Share of each step's rows that hold short sequences only; one at least."
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for share, size in (("long_share", "long"), ("short_share", "short")):
+            if (getattr(self, size) is None) == bool(getattr(self, share)):
+                raise ValueError(f"{share} and {size} go together; give both or none")
+        return self
+
+
+class SkipSettings(Section):
+    """Positions that skip, so that short rows train the distances of a long window (PoSE)."""
+
+    to: Annotated[int, Field(ge=2)] = Field(description="Positions that a row's are spread over.")
+    chunks: Annotated[int, Field(ge=2)] = Field(
+        2, description="Pieces of a document within a row that are moved on, each by its own bias."
+    )
+
+
+class TextSettings(Section):
+    """The text, whatever is made of it."""
 
     sources: tuple[str, ...] = Field(
         (),
@@ -94,9 +136,6 @@ class DataSettings(_Section):
         None,
         description="A model, a tokenizer.json or its directory; that of the checkpoint or of the "
         "prepared data if left out.",
-    )
-    vocab_size: Count | None = Field(
-        None, description="Instead of tokenizer: learn a byte-level BPE of this size from sources."
     )
     format: Literal["auto", "text", "jsonl", "parquet", "chat"] = Field(
         "auto",
@@ -113,7 +152,6 @@ class DataSettings(_Section):
     validation: Share = Field(
         0.01, description="Share of the documents that is held out, when sources are prepared."
     )
-    length: Annotated[int, Field(ge=2)] = Field(description="Tokens of a row.")
     mode: Literal["packed", "cropped"] = Field(
         "packed",
         description="packed: several documents a row, each reading only itself; cropped: one "
@@ -127,15 +165,36 @@ class DataSettings(_Section):
     def _one_source(self) -> Self:
         if bool(self.sources) == (self.prepared is not None):
             raise ValueError("needs sources or prepared, one of them")
-        if self.vocab_size is not None and (self.tokenizer or self.prepared):
-            raise ValueError("vocab_size learns a tokenizer from sources; leave out the others")
         return self
 
 
-class TrainSettings(_Section):
-    """Steps, optimiser, schedule and how they are computed."""
+class DataSettings(TextSettings):
+    """The text, and how it is laid in rows of tokens."""
 
-    steps: Count = Field(description="Optimiser steps of the whole run.")
+    vocab_size: Count | None = Field(
+        None, description="Instead of tokenizer: learn a byte-level BPE of this size from sources."
+    )
+    length: Annotated[int, Field(ge=2)] = Field(description="Tokens of a row.")
+    mixture: MixtureSettings | None = Field(
+        None,
+        description="How often long documents and short sequences are drawn; null as they are.",
+    )
+    skip: SkipSettings | None = Field(None, description="Positions that skip; null counts them.")
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.vocab_size is not None and (self.tokenizer or self.prepared):
+            raise ValueError("vocab_size learns a tokenizer from sources; leave out the others")
+        if self.skip is not None and self.skip.to <= self.length:
+            raise ValueError(
+                f"skip.to {self.skip.to} is not beyond rows of {self.length}, so nothing would skip"
+            )
+        return self
+
+
+class StepSettings(Section):
+    """Optimiser, schedule and how steps are computed, however many they are."""
+
     batch_size: Count = Field(description="Rows of a step, of all processes together.")
     micro_batch_size: Count | None = Field(
         None,
@@ -190,7 +249,13 @@ class TrainSettings(_Section):
     device: str = Field("auto", description="As torch names it; auto is a GPU where there is one.")
 
 
-class LoraSettings(_Section):
+class TrainSettings(StepSettings):
+    """Steps, optimiser, schedule and how they are computed."""
+
+    steps: Count = Field(description="Optimiser steps of the whole run.")
+
+
+class LoraSettings(Section):
     """Low-rank adapters on a frozen model, merged into it at the end."""
 
     targets: tuple[str, ...] = Field(
@@ -201,7 +266,7 @@ class LoraSettings(_Section):
     dropout: Share = Field(0.0, description="Dropout of an adapter's inputs.")
 
 
-class ValidationSettings(_Section):
+class ValidationSettings(Section):
     """The loss on held-out documents."""
 
     every: CountOrNone = Field(100, description="Steps between validations; 0 is at the end only.")
@@ -221,7 +286,7 @@ class ValidationSettings(_Section):
     )
 
 
-class SampleSettings(_Section):
+class SampleSettings(Section):
     """Texts that the model writes on the way."""
 
     every: CountOrNone = Field(0, description="Steps between samples; 0 is at the end only.")
@@ -230,7 +295,7 @@ class SampleSettings(_Section):
     temperature: NotNegative = Field(0.7, description="0 takes the likeliest token.")
 
 
-class CheckpointSettings(_Section):
+class CheckpointSettings(Section):
     """States that a run goes on from."""
 
     every: CountOrNone = Field(
@@ -242,7 +307,7 @@ class CheckpointSettings(_Section):
     )
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """What is written of the run."""
 
     every: Count = Field(10, description="Steps between lines of the log.")
@@ -251,7 +316,41 @@ class LogSettings(_Section):
     )
 
 
-class RunConfig(_Section):
+class SettingsFile(Section):
+    """Settings that a person wrote into a YAML file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; every key is there."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """`to_dict` as YAML, which `load` reads."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+    @classmethod
+    def from_dict(cls, entries: object, where: str = "run") -> Self:
+        """Raises ConfigError naming the key, what is wrong with it and what would be right."""
+        if not isinstance(entries, dict):
+            raise ConfigError(f"{where}: a run is a mapping of names to values")
+        try:
+            # Only its JSON form lets pydantic be strict and still take lists for tuples.
+            return cls.model_validate_json(_as_json(entries, where))
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {_explained(error, cls)}") from error
+
+    @classmethod
+    def load(cls, path: str | Path, settings: Sequence[str] = ()) -> Self:
+        """A YAML file with entries replaced: `settings` are KEY=VALUE, train.lr=3e-4."""
+        path = Path(path)
+        entries = parse_yaml(read_text(path), str(path))
+        if not isinstance(entries, dict):
+            raise ConfigError(f"{path}: a run is a mapping of names to values")
+        for setting in settings:
+            _replace(entries, setting)
+        return cls.from_dict(entries, str(path))
+
+
+class RunConfig(SettingsFile):
     """A whole training run."""
 
     out: str = Field(description="Directory for checkpoints, log, summary and the model.")
@@ -286,6 +385,9 @@ class RunConfig(_Section):
         self.optimizer()
         self.schedule()
         self.adapters()
+        mixture = self.mixture()
+        if mixture is not None:
+            mixture.short_rows(self.train.batch_size)
         return self
 
     def optimizer(self) -> OptimizerConfig:
@@ -320,6 +422,15 @@ class RunConfig(_Section):
         asked = self.validation.at_start
         return self.model.checkpoint is not None if asked is None else asked
 
+    def mixture(self) -> Mixture | None:
+        """How often which documents are drawn, where it is said."""
+        own = self.data.mixture
+        return None if own is None else Mixture(**own.model_dump())
+
+    def skip(self) -> Skip | None:
+        """How positions skip, where they do."""
+        return None if self.data.skip is None else Skip(**self.data.skip.model_dump())
+
     def adapters(self) -> LoraConfig | None:
         """The settings of the adapters, where there are some."""
         return None if self.lora is None else LoraConfig(**self.lora.model_dump())
@@ -338,36 +449,6 @@ class RunConfig(_Section):
             micro_batch=own.micro_batch_size or max(share, 1),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; every key is there."""
-        return self.model_dump(mode="json")
-
-    def to_yaml(self) -> str:
-        """`to_dict` as YAML, which `load` reads."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-
-    @classmethod
-    def from_dict(cls, entries: object, where: str = "run") -> Self:
-        """Raises ConfigError naming the key, what is wrong with it and what would be right."""
-        if not isinstance(entries, dict):
-            raise ConfigError(f"{where}: a run is a mapping of names to values")
-        try:
-            # Only its JSON form lets pydantic be strict and still take lists for tuples.
-            return cls.model_validate_json(_as_json(entries, where))
-        except ValidationError as error:
-            raise ConfigError(f"{where}: {_explained(error)}") from error
-
-    @classmethod
-    def load(cls, path: str | Path, settings: Sequence[str] = ()) -> Self:
-        """A YAML file with entries replaced: `settings` are KEY=VALUE, train.lr=3e-4."""
-        path = Path(path)
-        entries = parse_yaml(read_text(path), str(path))
-        if not isinstance(entries, dict):
-            raise ConfigError(f"{path}: a run is a mapping of names to values")
-        for setting in settings:
-            _replace(entries, setting)
-        return cls.from_dict(entries, str(path))
-
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """The dotted keys whose values differ, each with "was → is now"."""
@@ -381,14 +462,20 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> d
     return found
 
 
-def explain() -> Iterator[tuple[str, str, str, str]]:
-    """Each key of a run's file: its name, type, default ("" where it must be given), meaning."""
-    yield from _explained_fields(RunConfig, "")
+def explain(file: type[SettingsFile] = RunConfig) -> Iterator[tuple[str, str, str, str]]:
+    """Each key of a file: its name, type, default ("" where it must be given), meaning.
+
+    Of each section those that must be given come first.
+    """
+    yield from _explained_fields(file, "")
 
 
 def _explained_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
-    for name, field in section.model_fields.items():
+    fields = sorted(section.model_fields.items(), key=lambda pair: not pair[1].is_required())
+    for name, field in fields:
         inner = _section_of(field.annotation)
+        if get_origin(field.annotation) is tuple and inner is not None:
+            name += "[]"  # noqa: PLW2901  # one of a list of sections
         default = "" if field.is_required() else _told(field.default)
         if inner is None:
             kind = _kind(field)
@@ -455,13 +542,13 @@ def _replace(entries: dict[str, Any], setting: str) -> None:
     entries[parts[-1]] = parse_yaml(text, f"--set {key}")
 
 
-def _explained(error: ValidationError) -> str:
+def _explained(error: ValidationError, file: type[BaseModel]) -> str:
     """The first problem in a line; a misspelt key goes before the missing one that it causes."""
     problems = sorted(error.errors(), key=lambda p: p["type"] != "extra_forbidden")
     problem = problems[0]
     path = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        known = _keys_beside(problem["loc"])
+        known = _keys_beside(problem["loc"], file)
         key = str(problem["loc"][-1])
         hint = nearest(key, known) or f" (known are {', '.join(known)})"
         text = f"unknown key {path!r}{hint}"
@@ -479,8 +566,8 @@ def _explained(error: ValidationError) -> str:
     return text + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
 
 
-def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] = RunConfig
+def _keys_beside(location: tuple[int | str, ...], section: type[BaseModel]) -> list[str]:
     for part in location[:-1]:
-        section = _section_of(section.model_fields[str(part)].annotation) or section
+        if isinstance(part, str):  # numbers are places in a list of sections
+            section = _section_of(section.model_fields[part].annotation) or section
     return list(section.model_fields)

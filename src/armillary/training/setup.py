@@ -18,8 +18,10 @@ from armillary.checkpoints.tokenizers import open_tokenizer
 from armillary.config import DecoderConfig
 from armillary.data import PackedBatches, TokenDataset, prepare
 from armillary.data.bpe import train_bpe
+from armillary.data.mixture import Mixture
 from armillary.data.preparation import Progress as PreparationProgress
 from armillary.data.prepared import VALIDATION, read_prepared
+from armillary.data.skipping import Skip
 from armillary.data.sources import find_sources
 from armillary.data.texts import Texts
 from armillary.decoder import Decoder
@@ -127,9 +129,10 @@ def prepare_run(
             f"the data's tokens go up to {tokenizer.vocab_size - 1}, the model knows "
             f"{opened.decoder.vocab_size}; use the model's own tokenizer, or a larger vocabulary"
         )
-    if config.data.length > opened.decoder.max_positions:
+    reached = config.data.length if config.data.skip is None else config.data.skip.to
+    if reached > opened.decoder.max_positions:
         notices.append(
-            f"rows of {config.data.length} tokens go beyond the model's window of "
+            f"rows reach {reached} positions, beyond the model's window of "
             f"{opened.decoder.max_positions}"
         )
     train, validation = _batches(config, directory, tokenizer, ranks)
@@ -219,18 +222,22 @@ def _batches(
 ) -> tuple[PackedBatches, PackedBatches | None]:
     data = config.data
 
-    def batches(split: str, rows: int) -> PackedBatches:
+    def batches(
+        split: str, rows: int, mixture: Mixture | None = None, skip: Skip | None = None
+    ) -> PackedBatches:
         return PackedBatches(
             TokenDataset(directory, split, tokenizer=tokenizer),
             length=data.length,
             batch_size=rows,
             seed=config.seed,
             mode=data.mode,
+            mixture=mixture,
+            skip=skip,
             rank=ranks.data_rank,
             ranks=ranks.data_ranks,
         )
 
-    train = batches("train", config.train.batch_size)
+    train = batches("train", config.train.batch_size, config.mixture(), config.skip())
     if VALIDATION not in read_prepared(directory).splits:
         return train, None
     return train, batches(VALIDATION, config.validation.batch_size * ranks.data_ranks)

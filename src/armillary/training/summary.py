@@ -10,13 +10,16 @@ from typing import Any
 
 import yaml
 
-from armillary.charts import STYLE, Chart, Point, Series, bar_chart, line_chart, smoothed
+from armillary import page
+from armillary.charts.bars import Bar, bar_chart
+from armillary.charts.lines import Chart, Series, line_chart, smoothed
+from armillary.charts.svg import Point
 from armillary.files import write_atomically
 from armillary.training.events import StepDone
 from armillary.training.history import History
 from armillary.training.log import read_log
 from armillary.training.run_config import explain
-from armillary.wording import bytes_text, count_text, duration_text, escaped, loss_text
+from armillary.wording import bytes_text, count_text, duration_text, loss_text
 
 TEMPLATE = Path(__file__).with_name("summary.html.jinja")
 _MOST_ROWS = 100
@@ -24,43 +27,29 @@ _MOST_ROWS = 100
 
 def write_summary(log_path: Path, out_html: Path) -> None:
     """Write the page of a log. Raises UserError for what is no log, and when it cannot write."""
-    page = render(History.of(read_log(log_path)))
+    html = render(History.of(read_log(log_path)))
     with write_atomically(out_html) as file:
-        file.write(page.encode())
+        file.write(html.encode())
 
 
 def render(history: History) -> str:
     """Return the page as HTML."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible
-    )
-    template = environment.from_string(TEMPLATE.read_text("utf-8"))
-    return template.render(**_contents(history))
-
-
-def _visible(value: object) -> object:
-    """Escape the control characters of all that is not markup of ours."""
-    return escaped(value) if type(value) is str else value
+    return page.render(TEMPLATE, _contents(history))
 
 
 def _contents(history: History) -> dict[str, Any]:
-    from markupsafe import Markup
-
     config = history.start.config if history.start else {}
     flat = dict(_flat(config))
     by_default = _defaults()
     rows = _step_rows(history)
     return {
         "name": config.get("out", "without a start"),
-        "chart_style": Markup(STYLE),
         "what": _what(history, flat),
         "outcome": _outcome(history),
         "model": history.end.model if history.end else None,
-        "comparison": [(title, Markup(svg)) for title, svg in _comparison(history)],
+        "comparison": [(title, page.ready(svg)) for title, svg in _comparison(history)],
         "facts": list(_facts(history)),
-        "figures": [(title, Markup(svg)) for title, svg in _figures(history, flat) if svg],
+        "figures": [(title, page.ready(svg)) for title, svg in _figures(history, flat) if svg],
         "validation_heads": [
             ("after step", "n"),
             ("nats per token", "n"),
@@ -223,8 +212,14 @@ def _comparison(history: History) -> Iterator[tuple[str, str]]:
     if bits < best:
         fewer = _percent(1 - bits / best)
         title = f"The model needs {fewer} fewer bits for unseen text than {_whole(name)}"
-    bars = [("this model", bits), *end.compressors.items()]
-    yield title, bar_chart(bars, "bits per byte", title)
+    bars = [
+        Bar(name, value, f"{loss_text(value)} bits per byte", number)
+        for name, value, number in [
+            ("this model", bits, 0),
+            *((name, value, None) for name, value in end.compressors.items()),
+        ]
+    ]
+    yield title, bar_chart(bars, title)
 
 
 def _loss(history: History) -> list[Point]:

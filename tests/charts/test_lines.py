@@ -2,41 +2,23 @@
 
 import math
 import re
+from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from armillary.charts import (
-    HEIGHT,
-    STYLE,
-    WIDTH,
-    Chart,
-    Series,
-    bar_chart,
-    line_chart,
-    smoothed,
-    thinned,
-)
+from armillary.charts.lines import HEIGHT, Chart, Series, line_chart, smoothed, thinned
+from armillary.charts.style import STYLE
+from armillary.charts.svg import WIDTH
+from support.svg import numbers, of_class, texts
 
 CURVE = [(step, 2 + 4 * 0.98**step) for step in range(10, 210, 10)]
 
 
 def draw(*series, **options):
     return ET.fromstring(line_chart(Chart("step", "nats", series, **options), "a <b>"))
-
-
-def texts(svg):
-    return [text.text for text in svg.iter("text")]
-
-
-def numbers(path):
-    return [float(number) for number in re.findall(r"-?[\d.]+", path)]
-
-
-def of_class(svg, name):
-    return [each for each in svg.iter() if name in each.get("class", "").split()]
 
 
 def test_a_curve_goes_down_as_its_values_do():
@@ -162,15 +144,6 @@ def test_whatever_is_drawn_stays_inside(ys, logarithmic, look):
             assert all(0 <= y <= HEIGHT for y in places[1::2])
 
 
-def test_bars_are_as_long_as_their_values():
-    svg = ET.fromstring(bar_chart([("model", 1.0), ("gzip -9", 2.5)], "bits", "c"))
-    first, second = (float(bar.get("width")) for bar in of_class(svg, "bar"))
-    assert second == pytest.approx(2.5 * first, rel=0.01)
-    assert WIDTH / 3 < second < WIDTH
-    assert texts(svg) == ["model", "1.000 bits", "gzip -9", "2.500 bits"]
-    assert [bar.get("class") for bar in of_class(svg, "bar")] == ["bar chosen", "bar"]
-
-
 def test_a_running_mean_is_over_the_last_points_that_are_numbers():
     points = [(1, 1.0), (2, math.nan), (3, 3.0), (4, 8.0)]
     assert smoothed(points, 2) == [(1, 1.0), (3, 2.0), (4, 5.5)]
@@ -184,3 +157,84 @@ def test_thinned_points_keep_peaks_and_both_ends(count):
     assert len(kept) <= 400
     assert kept == sorted(kept)
     assert {points[0], points[123], points[234], points[-1]} <= set(kept)
+
+
+def measured(name, points, number=0, bounds=()):
+    return Series(name, points, "measured", number, bounds)
+
+
+LENGTHS = [512, 1024, 2048, 4096]
+BOUNDS = [(2.8, 3.2), (2.6, 3.0), None, (2.2, 2.6)]
+LOSSES = list(zip(LENGTHS, [3.0, 2.8, 2.6, 2.4], strict=True))
+
+
+def test_lengths_that_double_are_equally_far_apart_and_named():
+    svg = draw(measured("a", LOSSES), doubling=True)
+    (curve,) = of_class(svg, "measured")
+    xs = numbers(curve.get("d"))[::2]
+    steps = [after - before for before, after in pairwise(xs)]
+    assert steps == pytest.approx([steps[0]] * 3, abs=0.2)
+    assert texts(svg)[-5:-1] == ["512", "1,024", "2,048", "4,096"]
+
+
+def test_a_band_goes_through_the_bounds():
+    svg = draw(measured("a", LOSSES, 3, BOUNDS), rules=[(2.8, "low"), (3.2, "high")])
+    (band,) = of_class(svg, "band")
+    places = numbers(band.get("d"))
+    low, high = (float(rule.get("y1")) for rule in of_class(svg, "rule")[-2:])
+    assert len(places) == 12  # three points have bounds
+    assert places[1] == pytest.approx(high, abs=0.11)
+    assert places[-1] == pytest.approx(low, abs=0.11)
+    assert "s3" in band.get("class")
+
+
+def test_whiskers_of_several_series_stand_side_by_side():
+    series = [measured(name, LOSSES, n, BOUNDS) for n, name in enumerate("abc")]
+    svg = draw(*series, doubling=True, whiskers=True)
+    assert of_class(svg, "band") == []
+    whiskers = of_class(svg, "whisker")
+    assert len(whiskers) == 9
+    assert len({line.get("x1") for line in whiskers}) == 9
+
+
+def test_a_point_alone_shows_its_interval():
+    svg = draw(measured("a", LOSSES[:1], 0, BOUNDS[:1]), doubling=True)
+    assert len(of_class(svg, "whisker")) == 1
+
+
+def test_what_lies_beyond_the_span_is_an_arrow_at_its_edge():
+    series = measured("a", [(1, 0.5), (2, 7.0), (3, -9.0)])
+    svg = draw(series, span=(0.0, 1.0))
+    up, down = of_class(svg, "beyond")
+    top = float(of_class(svg, "grid")[-1].get("y1"))
+    bottom = float(of_class(svg, "axis")[0].get("y1"))
+    assert min(numbers(up.get("d"))[1::2]) == pytest.approx(top + 2)
+    assert max(numbers(down.get("d"))[1::2]) == pytest.approx(bottom - 2)
+    (inner,) = svg.iter("svg") if svg.tag != "svg" else list(svg.iter("svg"))[1:]
+    assert of_class(inner, "measured")  # which cuts it off
+    assert "a 7" in of_class(svg, "strip")[1].find("title").text
+
+
+def test_a_mark_stands_where_its_value_is():
+    svg = draw(measured("a", LOSSES), doubling=True, marks=[(1024, "window 1,024")])
+    (mark,) = of_class(svg, "mark")
+    assert mark.get("x1") == next(t for t in svg.iter("text") if t.text == "1,024").get("x")
+    assert "window 1,024" in texts(svg)
+
+
+def test_intervals_are_told_under_the_pointer():
+    svg = draw(measured("a", LOSSES, 0, BOUNDS), measured("b", LOSSES[1:], 1), doubling=True)
+    told = [strip.find("title").text for strip in of_class(svg, "strip")]
+    assert told[0] == "step 512\na 3 (2.8 to 3.2)"
+    assert told[1] == "step 1,024\na 2.8 (2.6 to 3)\nb 2.8"
+
+
+def test_a_legend_breaks_into_rows_that_stay_inside():
+    names = [f"model number {n}" for n in range(7)] + ["x" * 200]
+    svg = draw(*(measured(name, LOSSES, n) for n, name in enumerate(names)))
+    words = [text for text in svg.iter("text") if text.text.startswith(("model", "x"))]
+    assert len(words) == 8
+    assert len({text.get("y") for text in words}) == 4
+    assert all(float(text.get("x")) + 6.6 * len(text.text) <= WIDTH for text in words)
+    lowest = max(float(text.get("y")) for text in words)
+    assert lowest < min(float(line.get("y1")) for line in of_class(svg, "grid"))
