@@ -114,8 +114,8 @@ class ShortTasks:
         except UserError as error:
             raise UserError(f"{instance}: {error}") from error
         pairs = [pair for pair, _ in fits]
-        scored = score_pairs(scorer, pairs)
-        logprobs = tuple(each.total for each in scored)
+        scored = dict(score_pairs(scorer, pairs))
+        logprobs = tuple(scored[choice].total for choice in range(len(pairs)))
         return ChoiceRow(
             task=task,
             instance=instance,
