@@ -17,7 +17,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "activity_label": "Making tea",
         "ctx_a": "[header] How to make tea [title] Boil. [step] Use  a pot.",
         "ctx_b": "the COOK",
-        "endings": ["pours. [substeps] Then  rests.", "[substeps] sits.", "a [title] b"],
+        "endings": ["pours. [substeps] Then  rests.", "[substeps] sits.", " a [title] b\n"],
         "label": "1",
     },
     "arc_easy": {

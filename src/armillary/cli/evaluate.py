@@ -174,6 +174,25 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask an OpenAI-compatible server that scores prompts (vLLM); MODEL is then whose "
+            "tokenizer it has. $ARMILLARY_SERVER_KEY is sent where it is set.",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    server_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The model as the server calls it (default: the one that it serves).",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     ignore_key: IgnoreKey = None,
@@ -210,6 +229,8 @@ def evaluate(
             reach=reach,
             short_data=short_data,
             original_window=original_window,
+            server=server,
+            server_model=server_model,
             dtype=dtype,
             device=device,
             ignore_keys=tuple(ignore_key or ()),

@@ -34,7 +34,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     """Return the tokens of the context, one at least, and those of its continuation.
 
     White space at the context's end belongs to the continuation, since tokens begin with theirs. An
-    empty context is the `prefix_token`, which the continuation does not repeat.
+    empty context is the `prefix_token` alone.
     Raises UserError when nothing is left of the continuation: a token that reaches over the border
     holds it whole, or it has no text.
     """
@@ -46,7 +46,6 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     else:
         before = [prefix_token(tokenizer)]
         after = tokenizer.encode(continuation, bos=False)
-        after = after[1:] if after[:1] == before else after
     if not after:
         raise UserError(
             f"{continuation!r} after …{kept[-20:]!r} leaves no token of its own to be scored"

@@ -21,6 +21,7 @@ from armillary.files import write_atomically
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+_LONGEST_TITLE = 60
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 _FAMILIES: dict[Family, str] = {
@@ -64,7 +65,6 @@ def render(
     if frequencies and len(frequencies) != len(summaries):
         raise ValueError(f"{len(frequencies)} frequencies for {len(summaries)} models")
     gains = gains_of(summaries, comparison)
-    names = names_of([each.run for each in summaries])
     contents = {
         "title": _title(summaries),
         "verdict": [_whole(sentence) for sentence in verdict(summaries, comparison)],
@@ -76,7 +76,6 @@ def render(
         ],
         "provenance": [(title, _shown(table)) for title, table in tables.provenance(summaries)],
         "commands": list(commands),
-        "names": names,
     }
     return page.render(TEMPLATE, contents)
 
@@ -100,8 +99,9 @@ class _Section:
 def _title(summaries: Sequence[Summary]) -> str:
     if len(summaries) == 1:
         return f"Evaluation of {summaries[0].run.name}"
-    names = names_of([each.run for each in summaries])
-    return f"Evaluation of {len(names)} models: {', '.join(names)}"
+    names = ", ".join(names_of([each.run for each in summaries]))
+    listed = f": {names}" if len(names) <= _LONGEST_TITLE else ""
+    return f"Evaluation of {len(summaries)} models{listed}"
 
 
 def _sections(
@@ -120,6 +120,7 @@ def _sections(
         folded=_folded("Effective lengths in numbers", tables.effective(summaries)),
     )
     yield _losses(summaries, gains)
+    retained = tables.short(summaries, comparison)
     yield _questions(summaries)
     yield _Section(
         "short",
@@ -127,7 +128,7 @@ def _sections(
         "What the model could do before: the loss of fixed short texts, and short tasks by the "
         "likeliest of their choices.",
         _drawn(plots.short_plots(summaries)),
-        folded=_folded("Short texts in numbers", tables.short(summaries)),
+        tables=[("In numbers", _shown(retained))] if retained.rows else [],
     )
     if comparison is not None:
         yield _compared(comparison, summaries)

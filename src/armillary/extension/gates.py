@@ -91,12 +91,17 @@ class Gates:
         """The unextended model's."""
         return self.original.config.max_positions
 
+    @property
+    def short(self) -> int:
+        """Tokens of a short text."""
+        return min(self.window, self.settings.short_tokens or self.window)
+
     def _rows(self, model: Checkpoint, name: str, length: int, folder: Path) -> list[Row]:
         """What a model is worth at a length. Results of another question are measured anew."""
         from armillary.evaluation.decoder_scorer import DecoderScorer
         from armillary.weights import build_filled
 
-        tasks: list[Task] = [ShortLoss(self._texts, self.window)]
+        tasks: list[Task] = [ShortLoss(self._texts, self.short)]
         if (retrieval := self._retrieval_at(length)) is not None:
             tasks.append(retrieval)
         run = run_of(name, model, dtype="float32", device=self.device, seed=self.seed)
@@ -110,7 +115,7 @@ class Gates:
 
     @cached_property
     def _texts(self) -> tuple[Document, ...]:
-        """Some held-out documents, drawn by the seed, as far as the original window reads."""
+        """Some held-out documents, drawn by the seed."""
         assert self.held_out is not None  # or the gates were refused
         count = len(self.held_out)
         wanted = np.arange(min(count, self.settings.short_texts))
