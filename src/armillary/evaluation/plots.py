@@ -20,6 +20,7 @@ from armillary.evaluation.telling import (
     names_of,
     number,
     percent,
+    perplexity,
     rate_with_bounds,
     tokens,
     with_bounds,
@@ -95,6 +96,7 @@ def _by_context(
         rules,
         _windows(summaries, curves),
         doubling=True,
+        also=("perplexity", perplexity),
     )
 
 
@@ -217,6 +219,7 @@ def _by_position(
         "nats per token",
         _loss_series(names, curves),
         marks=_windows(summaries, curves),
+        also=("perplexity", perplexity),
     )
 
 

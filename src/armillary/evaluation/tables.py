@@ -4,7 +4,6 @@ A head is a word and its kind: "n" for numbers, "n wrap" for those whose interva
 them, "any" for what may break anywhere, "" for words.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from armillary.evaluation.telling import (
     names_of,
     number,
     percent,
+    perplexity,
     points,
     rate_with_bounds,
     with_bounds,
@@ -159,15 +159,11 @@ def _loss_row(each: LossAt, model: Model, paired: bool) -> list[Cell]:
         f"{each.at:,}",
         model,
         with_bounds(each.loss),
-        _perplexity(each.loss.value),
+        perplexity(each.loss.value),
         *([over] if paired else []),
         f"{each.tokens:,}",
         f"{each.loss.count:,}",
     ]
-
-
-def _perplexity(loss: float) -> str:
-    return number(math.exp(loss), 2) if loss < 50 else "∞"
 
 
 # Questions
