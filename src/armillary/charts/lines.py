@@ -274,7 +274,7 @@ def _draw_values(
         shift = shifts.get(id(each), 0.0) if chart.whiskers else 0.0
         _draw_series(inside, each, across, up, shift, chart.whiskers)
     if chart.span is not None:
-        for each in drawn:
+        for each in (each for each in drawn if each.look != "crosses"):
             _draw_beyond(svg, each, across, up, shifts.get(id(each), 0.0))
 
 

@@ -21,7 +21,14 @@ from armillary.evaluation.telling import (
     rate_with_bounds,
     with_bounds,
 )
-from armillary.evaluation.verdict import Gain, effective_of, side_of, trade_of, variants
+from armillary.evaluation.verdict import (
+    Gain,
+    effective_of,
+    short_differences,
+    short_name,
+    side_of,
+    variants,
+)
 
 Head = tuple[str, str]
 SHARES = {"exact", "first", "accuracy", "normalised accuracy"}
@@ -63,12 +70,13 @@ def overview(
     """A row for each model: what it is, what it gains, to where it answers, what it costs."""
     models = models_of(summaries)
     by_name = {each.model: each for each in gains}
+    short = short_differences(comparison)
     heads = [
         ("model", ""),
         ("rule", ""),
         ("window", "n"),
         ("longest context over cropping, nats per token", "n wrap"),
-        *([] if comparison is None else [(f"short texts over {models[0]}'s", "n wrap")]),
+        *([(f"{short_name(short.values())} over {models[0]}'s", "n wrap")] if short else []),
         *((f"{variant} to", "n") for variant in variants(summaries)),
     ]
     rows = []
@@ -80,10 +88,9 @@ def overview(
             _window(summary),
             "–" if gain is None else with_bounds(gain.over, signed=True),
         ]
-        if comparison is not None:
-            trade = trade_of(comparison, model.place)
-            short = None if trade is None else trade.short
-            row.append("–" if short is None else with_bounds(short.difference, signed=True))
+        if short:
+            lost = short.get(model.place)
+            row.append("–" if lost is None else with_bounds(lost.difference, signed=True))
         row += [_length(summary, variant) for variant in variants(summaries)]
         rows.append(row)
     return Table(heads, rows)

@@ -4,7 +4,7 @@ Nothing is called better or worse whose interval holds 0 (or, where models are c
 corrected p is above 0.05); nothing that was not shown to differ is called equal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -215,26 +215,37 @@ def _costs(summaries: Sequence[Summary], comparison: Comparison | None) -> Itera
     """What short texts lose, set against the first model."""
     names = names_of([each.run for each in summaries])
     lost, kept = [], []
-    for place, name in enumerate(names):
-        trade = trade_of(comparison, place)
-        if trade is None or trade.short is None:
-            continue
-        difference = trade.short.difference
-        side = side_of(trade.short)
+    short = short_differences(comparison)
+    for place, difference in short.items():
+        side = side_of(difference)
         if side == "worse":
-            lost.append((difference.value, name))
+            lost.append((difference.difference.value, names[place]))
         elif side == "open":
-            kept.append((difference, name))
+            kept.append((difference.difference.high, names[place]))
+    what = short_name(short.values())
     if lost:
         worst = [f"{name} {number(value)}" for value, name in sorted(lost, reverse=True)]
         shown = worst[:_MOST_NAMED] + (
             [f"{len(worst) - _MOST_NAMED} more less"] if len(worst) > _MOST_NAMED else []
         )
-        yield f"short texts cost {joined(shown)} nats per token beside {names[0]}"
+        yield f"{what} cost {joined(shown)} nats per token beside {names[0]}"
     if kept:
-        least = max(estimate.high for estimate, _ in kept)
-        who = joined(name for _, name in kept[:_MOST_NAMED])
-        yield f"no harm to short texts is shown for {who} (at most {number(least)} by its interval)"
+        who = few([name for _, name in kept], len(names) - 1)
+        most = number(max(high for high, _ in kept))
+        yield f"no harm to {what} is shown for {who} (at most {most} by the interval)"
+
+
+def short_differences(comparison: Comparison | None) -> dict[int, Difference]:
+    """What each model's short texts lose, by the model's place."""
+    trades = () if comparison is None else comparison.trades
+    return {place: each.short for place, each in enumerate(trades, 1) if each.short is not None}
+
+
+def short_name(differences: Iterable[Difference]) -> str:
+    """What stands for short texts: themselves, or where there were none the shortest contexts."""
+    at = {each.at for each in differences if each.measure != "short loss"}
+    lengths = " and ".join(f"{length:,}" for length in sorted(each or 0 for each in at))
+    return f"contexts of {lengths} tokens" if at else "short texts"
 
 
 def _open(gains: Sequence[Gain]) -> Iterator[str]:
