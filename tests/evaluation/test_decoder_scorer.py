@@ -27,6 +27,7 @@ TEXT = tokens(1, 60)[0].tolist()
 def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that contexts, trees and projections all come in several pieces."""
     monkeypatch.setattr(decoder_scorer, "_TOKENS", 7)
+    monkeypatch.setattr(decoder_scorer, "_BRANCHES", 7)
     monkeypatch.setattr(decoder_scorer, "_LOGITS", 3)
 
 
