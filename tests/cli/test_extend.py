@@ -4,10 +4,12 @@ import json
 import sys
 
 import pytest
+import yaml
 
 from armillary import cli
 from armillary.checkpoints import open_checkpoint
 from armillary.rope_scaling import LongRoPE, YaRN
+from support.adaptations import entries, prepare_directory
 from support.llama_files import write_huggingface_directory
 from support.models import config, layer
 
@@ -151,7 +153,7 @@ def test_every_option_reaches_its_rule(run, here):
     assert (settings["low_freq_factor"], settings["high_freq_factor"]) == (0.5, 2)
 
 
-PLAN, APPLY = ("plan", "tiny", "--to", 256), ("apply", "tiny", "--to", 256)
+PLAN, APPLY, SEARCH = ((action, "tiny", "--to", 256) for action in ("plan", "apply", "search"))
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,15 @@ PLAN, APPLY = ("plan", "tiny", "--to", 256), ("apply", "tiny", "--to", 256)
             "broken.json: is not JSON",
         ),
         ((*PLAN, "--rule", "rope"), "Invalid value for '--rule'"),
+        (("plan",), "extend plan needs a MODEL"),
+        (("apply", "tiny"), "extend apply needs --to N"),
+        ((*PLAN, "--adapt", "run.yaml"), "--out and --format go with extend apply, and so does"),
+        ((*APPLY, "--set", "train.lr=1"), "--set replaces settings of a file; say which"),
+        ((*APPLY, "--rule", "yarn", "-o", "x", "--adapt", "no.yaml"), "no.yaml: cannot be read"),
+        ((*SEARCH, "-o", "x"), "extend search needs --text FILE"),
+        ((*SEARCH, "--text", "x"), "extend search needs --out FILE"),
+        ((*SEARCH, "--rule", "yarn"), "extend search is for the rule longrope"),
+        ((*SEARCH, "--text", "broken.json", "-o", "x"), "tiny: has no tokenizer"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_writes_nothing(run, here, arguments, message):
@@ -191,3 +202,82 @@ def test_a_figure_without_its_library_says_how_to_get_it(run, monkeypatch):
     code, output, errors = run(*PLAN, "--figure", "pairs.svg")
     assert (code, output) == (2, "")
     assert "install it with: pip install 'armillary[figures]'" in errors
+
+
+# Adapting
+
+
+@pytest.fixture
+def adaptable(here):
+    """A model with a tokenizer, texts, and an adaptation's file."""
+    prepare_directory(here)
+    (here / "run.yaml").write_text(yaml.safe_dump(entries(here)))
+    return here
+
+
+ADAPT = ("apply", "model", "--to", 256, "--rule", "yarn", "-o", "long", "--adapt", "run.yaml")
+
+
+def test_an_adaptation_prints_the_model_and_what_its_gates_have_shown(run, adaptable):
+    code, output, errors = run(*ADAPT, "--set", "gates.short_texts=4")
+    assert code == 0
+    lines = output.splitlines()
+    assert lines[:3] == ["long", "  window      256", "  rule        yarn, factor 4"]
+    assert "  stage 1     128 after 4 steps: passed" in lines
+    assert "  stage 2     256 after 4 steps: passed" in lines
+    assert any("short loss, holds: " in line and "on 4 short texts" in line for line in lines)
+    assert lines[-1] == "  in between  long.adaptation"
+    assert "stage 1 of 2: 4 steps to 128 positions" in errors
+    assert open_checkpoint(adaptable / "long").config.max_positions == 256
+
+    code, output, errors = run(*ADAPT, "--set", "gates.short_texts=4", "--json")
+    assert code == 0  # what is done is told again
+    facts = [json.loads(line) for line in output.splitlines()]
+    assert facts[0]["window"] == 256
+    stages = [fact for fact in facts if fact.get("kind") == "stage"]
+    assert [(stage["length"], stage["passed"]) for stage in stages] == [(128, True), (256, True)]
+    assert "stage 1: passed before" in errors
+
+
+def test_a_gate_that_does_not_hold_is_an_exit_code_and_advice(run, adaptable):
+    code, output, errors = run(*ADAPT, "--set", "train.lr=1.0")
+    assert code == 3
+    assert "128 after 4 steps: not passed" in output
+    last = errors.splitlines()[-1]
+    assert last.startswith("armillary: stage 1 does not hold to short loss; nothing is lost: raise")
+    assert "(now 4)" in last
+    assert not (adaptable / "long").exists()
+
+
+def test_every_key_of_an_adaptation_is_explained(run):
+    code, output, _ = run("apply", "--explain")
+    assert code == 0
+    assert "  stages[].length  (whole number, must be given)" in output
+    code, output, _ = run("apply", "--explain", "--json")
+    keys = {fact["key"]: fact for fact in map(json.loads, output.splitlines())}
+    assert keys["mixture.short_share"]["default"] == "0.25"
+
+
+# Searching
+
+
+def test_what_is_found_is_what_apply_reads(run, adaptable):
+    (adaptable / "text.txt").write_text("every sphere has its own time to come back\n" * 20)
+    arguments = ("search", "model", "--to", 256, "--text", "text.txt", "-o", "factors.json")
+    code, output, errors = run(*arguments, "--evaluations", 12, "--population", 4)
+    assert code == 0
+    assert output.startswith("factors.json\n  loss        ")
+    assert "nats per token, of 12" in output
+    assert "1 of 12 (linear), loss" in errors
+    code, again, _ = run(*arguments, "--evaluations", 12, "--population", 4, "--json")
+    facts = json.loads(again)
+    assert facts["factors"] == json.loads((adaptable / "factors.json").read_text())
+    assert facts["loss"] <= min(facts["starts"].values())
+    command = output.splitlines()[-1].split()[2:]
+    command[-1] = "found"
+    assert command[0] == "extend"
+    code, output, _ = run(*command[1:])
+    assert code == 0
+    rule = open_checkpoint(adaptable / "found").config.layers[0].attention.rotary.scaling
+    assert rule.long_factor == tuple(facts["factors"])
+    assert rule.short_factor == (1.0,) * 5

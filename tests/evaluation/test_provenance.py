@@ -48,6 +48,11 @@ def test_an_alias_stays_the_name(saved):
     assert run_of("smollm2-135m", open_checkpoint(saved), dtype="float32").name == "smollm2-135m"
 
 
+def test_the_model_of_a_training_run_is_called_as_the_run(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "short-run" / "model")
+    assert of(tmp_path / "short-run" / "model").name == "short-run"
+
+
 def test_a_copy_elsewhere_is_the_same_model(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "tiny")
     assert of(saved) == of(tmp_path / "tiny")

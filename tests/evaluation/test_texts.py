@@ -1,12 +1,17 @@
 """Documents come from any source of text, under names that two machines share."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from armillary.data import TokenDataset, prepare
+from armillary.data.bpe import train_bpe
+from armillary.data.prepared import VALIDATION
 from armillary.errors import UserError
 from armillary.evaluation import texts
 from armillary.evaluation.texts import read_documents
+from armillary.tokenizer import Tokenizer
 from support.tiny_model import tiny_tokenizer
 
 
@@ -87,3 +92,49 @@ def test_of_the_standard_library_the_largest_files_are_taken(tokenizer, monkeypa
     assert sizes[-1] > 50_000
     assert all(name.startswith("python-stdlib/") for name in documents)
     assert notices == ()
+
+
+@pytest.fixture
+def learned() -> Tokenizer:
+    return train_bpe(["some words and more of them\n" * 9], vocab_size=270)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, learned: Tokenizer) -> Path:
+    """Forty documents of lengths that rise, a third of them held out."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number}.txt").write_text(f"document {number}: " + "x" * number)
+    prepare([str(folder)], learned, tmp_path / "data", validation=0.3, workers=1)
+    return tmp_path / "data"
+
+
+def test_held_out_documents_are_those_of_the_split_without_their_end(
+    prepared: Path, learned: Tokenizer
+) -> None:
+    documents, notices = read_documents([str(prepared)], learned, least=2)
+    held_out = TokenDataset(prepared, VALIDATION)
+    assert len(documents) == len(held_out) > 5
+    assert notices == ()
+    for document, tokens in zip(documents, held_out, strict=True):
+        assert document.ids == tuple(tokens[:-1].tolist())
+        assert tokens[-1] == held_out.end_id
+        assert learned.decode(list(document.ids)).startswith("document ")
+
+
+def test_those_too_short_are_left_out_and_told(prepared: Path, learned: Tokenizer) -> None:
+    every, _ = read_documents([str(prepared)], learned, least=2)
+    least = sorted(len(document.ids) for document in every)[2]
+    documents, notices = read_documents([str(prepared)], learned, least=least)
+    assert [d for d in every if len(d.ids) >= least] == list(documents)
+    short = len(every) - len(documents)
+    assert notices == (f"{short} documents have fewer than {least} tokens and are left out",)
+    with pytest.raises(UserError, match="no document has 4,000 tokens"):
+        read_documents([str(prepared)], learned, least=4000)
+
+
+def test_data_of_another_tokenizer_is_refused(prepared: Path) -> None:
+    other = train_bpe(["quite another text\n" * 9], vocab_size=262)
+    with pytest.raises(UserError, match="another tokenizer than the model's"):
+        read_documents([str(prepared)], other, least=2)

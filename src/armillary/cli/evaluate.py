@@ -135,7 +135,8 @@ def evaluate(
             "--text",
             metavar="SOURCE",
             help="Long documents: files, directories, patterns, python-stdlib, hub:owner/name (may "
-            "be repeated; default: python-stdlib, which every machine has).",
+            "be repeated; default: python-stdlib, which every machine has); or prepared data, such "
+            "as OUT/data of a training run, of which the held-out documents are taken.",
             rich_help_panel=_TEXT,
             show_default=False,
         ),

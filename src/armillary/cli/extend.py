@@ -14,8 +14,8 @@ _MOST = 1 << 24  # tokens
 
 def extend(
     action: Annotated[
-        Literal["plan", "apply"],
-        typer.Argument(metavar="plan|apply", help="What to do.", show_default=False),
+        Literal["plan", "apply", "search"],
+        typer.Argument(metavar="plan|apply|search", help="What to do.", show_default=False),
     ],
     model: Annotated[
         str | None,
@@ -53,7 +53,8 @@ def extend(
             "--out",
             "-o",
             metavar="DIR",
-            help="apply: where to; what armillary saved there before is replaced.",
+            help="apply: where to; what armillary saved there before is replaced. search: the "
+            "JSON file of divisors.",
             show_default=False,
         ),
     ] = None,
@@ -214,6 +215,49 @@ def extend(
             rich_help_panel="Adapt",
         ),
     ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="search: a text that was not trained on, longer than the window to have.",
+            rich_help_panel="Search",
+            show_default=False,
+        ),
+    ] = None,
+    evaluations: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=3,
+            max=1 << 20,
+            help="search: how many divisors are measured; the same command with more goes on.",
+            rich_help_panel="Search",
+        ),
+    ] = 128,
+    population: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=1 << 12,
+            help="search: how many are kept of a generation, and how many are made of them.",
+            rich_help_panel="Search",
+        ),
+    ] = 16,
+    passages: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1 << 12,
+            help="search: passages of the text, as long as the window, that losses are taken on.",
+            rich_help_panel="Search",
+        ),
+    ] = 4,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="search: what is drawn.", rich_help_panel="Search"),
+    ] = 0,
     json: Json = False,
     ignore_key: IgnoreKey = None,
     debug: Debug = False,
@@ -226,9 +270,10 @@ def extend(
       armillary extend apply smollm2-135m --to 32768 --rule yarn --out smollm2-32k
       armillary extend apply my-model --to 65536 --rule yarn --over multiply -o my-model-64k
       armillary extend apply smollm2-135m --to 16384 --rule yarn -o smollm2-16k --adapt run.yaml
+      armillary extend search smollm2-135m --to 16384 --text novel.txt -o factors.json
 
     apply writes the rule, reads it back and compares the frequencies. It changes no weight,
-    unless with --adapt.
+    unless with --adapt. search looks for the divisors of the rule longrope.
     """
     if explain:
         from armillary.cli._adaptation import show_keys
@@ -269,11 +314,33 @@ def extend(
             draw_frequencies(planned, figure)
         _extension.show_plan(model, planned, checkpoint, json)
         return
+    if figure is not None:
+        raise UserError("--figure goes with extend plan")
+    if action == "search":
+        if rule not in (None, "longrope") or adapt is not None or dtype is not None:
+            raise UserError(
+                "extend search is for the rule longrope, in float32, and trains nothing; leave out "
+                "--rule, --dtype and --adapt"
+            )
+        from armillary.cli import _search
+
+        _search.run(
+            model,
+            read_checkpoint(model, ignored),
+            text,
+            out,
+            to=to,
+            options=options,
+            evaluations=evaluations,
+            population=population,
+            passages=passages,
+            seed=seed,
+            json=json,
+        )
+        return
     if out is None or rule is None:
         missing = "--out DIR" if out is None else "--rule RULE (extend plan recommends one)"
         raise UserError(f"extend apply needs {missing}")
-    if figure is not None:
-        raise UserError("--figure goes with extend plan")
     if adapt is not None:
         from armillary.cli import _adaptation
 

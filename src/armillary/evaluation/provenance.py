@@ -29,6 +29,8 @@ from armillary.files import sha256
 from armillary.rope_scaling import Unscaled
 from armillary.tokenizer import Tokenizer
 
+_OF_A_RUN = "model"  # what a training run calls its result, whatever the run's name
+
 
 def run_of(
     name: str,
@@ -41,13 +43,14 @@ def run_of(
 ) -> Run:
     """Return what says that a checkpoint is evaluated by our decoder; its tasks come with them.
 
-    name             as the user calls it; of a path the last part is taken
+    name             as the user calls it; of a path the last part is taken, of the `model` that a
+                     training run wrote the run's
     dtype, device    the number type and the kind of device that it is computed in
     original_window  the window before any extension, where it is not what the rule says
     """
     config = checkpoint.config
     return Run(
-        name=Path(name).resolve().name if Path(name).exists() else name,
+        name=_called(name),
         model={
             "weights_sha256": weights_checksum(checkpoint),
             "config_sha256": _checksum_of(config.to_dict()),
@@ -64,6 +67,13 @@ def run_of(
         original_window=original_window or original_window_of(config),
         seed=seed,
     )
+
+
+def _called(name: str) -> str:
+    path = Path(name).resolve()
+    if not path.exists():
+        return name
+    return path.parent.name if path.name == _OF_A_RUN and path.parent.name else path.name
 
 
 def run_served(

@@ -105,7 +105,16 @@ class GateSettings(Section):
     """What has to hold for a stage to be passed, on texts that are held out."""
 
     short_texts: Annotated[int, Field(ge=2)] = Field(
-        32, description="Held-out texts, cut to the original window, whose loss is compared."
+        32, description="Held-out texts whose loss is compared, at most."
+    )
+    short_tokens: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="Tokens of such a text, at most; the original window if left out.",
+    )
+    long_texts: CountOrNone = Field(
+        8,
+        description="Held-out texts as long as the stage, at most, whose loss is told: before, "
+        "under the rule alone, and adapted. No gate hangs on it; 0 for none.",
     )
     short_loss: NotNegative = Field(
         0.01,
