@@ -8,19 +8,23 @@ VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test test-llamacpp lint bench clean
+.PHONY: help demo hello test test-llamacpp lint bench clean
 
 help:
-	@echo "make demo            install, fetch SmolLM2 (93 MB, once) and let it answer"
+	@echo "make demo            install; train, extend by each rule, adapt, measure, a report (6 minutes)"
+	@echo "make hello           install, fetch SmolLM2 (93 MB, once) and let it answer"
 	@echo "make test            the whole suite, but for what needs llama.cpp"
 	@echo "make test-llamacpp   build llama.cpp's Python package (minutes, once) and compare with it"
 	@echo "make lint            ruff and mypy"
 	@echo "make bench           speed, memory and learning beside transformers, LitGPT and llama.cpp"
-	@echo "make clean           remove the virtual environment and caches"
+	@echo "make clean           remove the virtual environment, caches and demo/"
 	@echo
 	@echo "PYTHON=python3.12 chooses another Python (3.11 to 3.13); JOBS=4 runs more tests at once."
 
 demo: $(VENV)/.installed
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo/run.sh
+
+hello: $(VENV)/.installed
 	$(BIN)/armillary pull smollm2-135m
 	$(BIN)/armillary generate smollm2-135m "The capital of France is" --max-tokens 8 --temperature 0
 	$(BIN)/armillary generate smollm2-135m --chat "What is gravity?" --max-tokens 60 --temperature 0
@@ -43,12 +47,13 @@ bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/finetune.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/time_to_loss.py
+	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/long_text.py
 	$(BIN)/python benchmarks/short_tasks.py
 	$(BIN)/python benchmarks/extension.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Stamps: each is made again when what is to be installed has changed.
 

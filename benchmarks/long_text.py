@@ -175,12 +175,12 @@ def beside_transformers(plan: Plan) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Line:
-    """A rule at a length: perplexity, and nats over cropping the model as it is to its window."""
+    """A rule at a length: perplexity, and nats over the model as it is, cropped to its window."""
 
     rule: str
     length: int
     perplexity: Estimate
-    over_cropping: Estimate | None
+    over_none: Estimate | None
     verdict: str
 
 
@@ -211,7 +211,7 @@ def exponential(loss: Estimate) -> Estimate:
 
 def show(line: Line, crop: int) -> str:
     """A line for a person."""
-    ppl, over = line.perplexity, line.over_cropping
+    ppl, over = line.perplexity, line.over_none
     text = f"{line.rule:8}{line.length:>8,}{ppl.value:>10.3f}  [{ppl.low:.3f}, {ppl.high:.3f}]"
     if over is None:
         return text

@@ -19,6 +19,8 @@ FEWER = ["--instances", "2", "--depths", "3"]
 def results(tmp_path_factory) -> Path:
     """Two models of the same vocabulary, evaluated alike."""
     directory = tmp_path_factory.mktemp("compared")
+    patch = pytest.MonkeyPatch()
+    patch.setattr("armillary.evaluation.figures.write_figures", lambda *_, **__: [])
     (directory / "texts").mkdir()
     for number in range(10):
         (directory / "texts" / f"{number}.txt").write_text(made_up_text(800, number))
@@ -27,6 +29,7 @@ def results(tmp_path_factory) -> Path:
         model, out = str(directory / name), str(directory / f"{name}-results")
         text = str(directory / "texts")
         assert main(["evaluate", model, "--out", out, "--text", text, *OPTIONS, *FEWER]) == 0
+    patch.undo()
     return directory
 
 
@@ -36,8 +39,8 @@ def test_differences_are_told_with_their_intervals(results, capsys):
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "set against one" in printed
-    assert "other: loss" in printed
-    assert "other: questions" in printed
+    assert "loss: differences in nats per token" in printed
+    assert "questions: differences in points of a hundred" in printed
     assert printed.rstrip().endswith(".")
 
     assert main([*command, "--json"]) == 0
@@ -49,17 +52,20 @@ def test_differences_are_told_with_their_intervals(results, capsys):
     assert [each["name"] for each in facts if each["kind"] == "run"] == ["one", "other"]
 
 
-def test_it_needs_no_torch(results):
+def test_it_needs_no_torch_nor_does_its_page(results, tmp_path):
+    page = tmp_path / "page.html"
+    command = ["compare", str(results / "one-results"), str(results / "other-results")]
     program = (
         "import sys; from armillary.cli import main\n"
-        f"code = main(['compare', {str(results / 'one-results')!r}, "
-        f"{str(results / 'other-results')!r}])\n"
+        f"code = main({[*command, '--report', str(page)]!r})\n"
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(page)
+    assert page.read_text().startswith("<!")
 
 
 def test_an_unfinished_evaluation_is_said_to_be_one(results, tmp_path, capsys):

@@ -13,7 +13,7 @@ import pytest
 from armillary.cli import main
 from armillary.evaluation.results import FILE, cells_done, read_results
 from armillary.rope_scaling import YaRN
-from support.evaluations import made_up_text, worded_model
+from support.evaluations import MadeUpScorer, made_up_text, worded_model
 
 SMALL = ["--lengths", "256,512", "--windows", "4", "--instances", "2", "--depths", "3"]
 FEW = ["--tasks", "perplexity,reasoning,induction", *SMALL, "--hops", "1,2"]
@@ -34,6 +34,14 @@ def here(tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_figures():
+    """Drawing takes longer than all that is measured here; one test does it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("armillary.evaluation.figures.write_figures", lambda *_, **__: [])
+        yield
+
+
 def arguments(here: Path, out: str, *options: str, model: str = "tiny") -> list[str]:
     places = ["evaluate", str(here / model), "--out", str(here / out)]
     return [*places, "--text", str(here / "texts"), *options]
@@ -50,7 +58,7 @@ def whole(here) -> bytes:
 # when so many cells are done and a moment has passed.
 KILLER = """
 import json, os, random, signal, sys, time
-import armillary.cli._evaluating
+import armillary.cli._evaluating, armillary.evaluation.decoder_scorer, armillary.language_model
 from armillary.cli import main
 arguments, path, cells = json.loads(sys.argv[1])
 draw = random.Random(6)
@@ -62,12 +70,12 @@ while len(kills) < 10:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os._exit(main(arguments))
-    target = draw.randrange((len(kills) * cells) // 10, ((len(kills) + 1) * cells) // 10)
+    target = draw.randrange(len(kills) * cells // 12, (len(kills) + 1) * cells // 12)
     ended = 0
     while done() < target and not ended:
         time.sleep(0.001)
         ended, _ = os.waitpid(child, os.WNOHANG)
-    time.sleep(draw.uniform(0, 0.03))
+    time.sleep(draw.uniform(0, 0.02))
     if not ended:
         os.kill(child, signal.SIGKILL)
         ended = os.WIFSIGNALED(os.waitpid(child, 0)[1])
@@ -202,9 +210,14 @@ def test_what_it_prints(here, whole, capsys):
     assert main(arguments(here, "whole", *FEW)) == 0
     printed, said = capsys.readouterr()
     assert printed.startswith("tiny: window 512\n")
-    for heading in ("loss of the same tokens", "variable-tracking", "induction: exact by depth"):
+    for heading in (
+        "loss of the same tokens",
+        "variable-tracking",
+        "induction: exact answers by depth, %",
+    ):
         assert heading in printed
-    assert printed.splitlines()[-1] == str(here / "whole" / FILE)
+    files = [FILE, "report.html", "card.md"]
+    assert printed.splitlines()[-3:] == [str(here / "whole" / name) for name in files]
     assert said.splitlines()[-1].startswith(f"{whole.count(b'done')} of ")
 
 
@@ -230,14 +243,17 @@ def test_an_extended_model_is_set_beside_cropping(here, capsys):
     command = arguments(
         here,
         "extended-results",
-        *("--tasks", "perplexity", "--lengths", "256,1024", "--windows", "4"),
+        *("--tasks", "perplexity", "--lengths", "256,1024", "--windows", "4", "--json"),
         model="extended",
     )
     assert main(command) == 0
     run, _ = read_results(here / "extended-results")
     assert (run.window, run.original_window) == (1024, 512)
     assert run.tasks["perplexity"]["lengths"] == "256, 512, 1024"
-    assert "over cropping to 512" in capsys.readouterr().out
+    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    losses = [each for each in facts if each["kind"] == "by_context"]
+    assert [each["at"] for each in losses] == [256, 512, 1024]
+    assert [each["over_crop"] is None for each in losses] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -269,3 +285,44 @@ def test_short_tasks_come_from_files(here, tmp_path, capsys):
     _, rows = read_results(tmp_path / "out")
     assert [row.task for row in rows] == ["lambada"] * 4
     assert "short texts" in capsys.readouterr().out
+
+
+def test_a_served_model_is_asked_with_its_tokenizers_ids(here, tmp_path, capsys, monkeypatch):
+    """The adapter has tests of its own; here it is one that answers."""
+    asked = {}
+
+    class Served(MadeUpScorer):
+        def __init__(self, url, **options):
+            super().__init__(window=options["window"] or 300, vocab_size=options["vocab_size"])
+            asked.update(options, url=url)
+            self.model = options["model"] or "the-only-one"
+
+    monkeypatch.setattr("armillary.evaluation.server_scorer.ServerScorer", Served)
+    command = arguments(here, str(tmp_path / "served"), "--tasks", "perplexity", "--windows", "4")
+    assert main([*command, "--server", "http://somewhere:1", "--lengths", "64,128"]) == 0
+    run, rows = read_results(tmp_path / "served")
+    assert (run.name, run.window, run.model["engine"]) == ("the-only-one", 128, "server")
+    assert asked["url"] == "http://somewhere:1"
+    assert len(rows) > 4
+    assert "give its address with --server" in refused(
+        capsys, arguments(here, "wrong", "--server-model", "x")
+    )
+
+
+def test_pages_lie_beside_the_results(here, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "armillary.evaluation.figures.write_figures",
+        lambda directory, summaries, **options: drawn.append((directory, summaries, options)),
+    )
+    options = ["--tasks", "perplexity", "--lengths", "256,1024", "--windows", "4", "--seed", "2"]
+    assert main(arguments(here, "pages", *options, model="extended")) == 0
+    page = (here / "pages" / "report.html").read_text()
+    assert f"armillary evaluate {here / 'extended'} --out pages --tasks perplexity" in page
+    assert "--windows 4" in page
+    assert "--seed 2" in page
+    assert "extended" in (here / "pages" / "card.md").read_text()
+    ((directory, (summary,), options),) = drawn
+    assert directory == here / "pages" / "figures"
+    assert summary.run.name == "extended"
+    assert (options["frequencies"][0].window, options["frequencies"][0].target) == (512, 1024)

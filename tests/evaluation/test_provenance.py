@@ -5,13 +5,21 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from armillary.checkpoints import open_checkpoint
+from armillary.diagnosis.frequencies import frequency_change
 from armillary.evaluation import provenance
-from armillary.evaluation.provenance import original_window_of, run_of, task_settings
+from armillary.evaluation.provenance import (
+    frequencies_of,
+    original_window_of,
+    run_of,
+    task_settings,
+)
 from armillary.rope_scaling import NTK, Llama3, PositionInterpolation, Unscaled, YaRN
 from support.evaluations import MadeUpTask
+from support.models import SCALINGS
 from support.tiny_model import tiny_model
 
 
@@ -40,6 +48,11 @@ def test_an_alias_stays_the_name(saved):
     assert run_of("smollm2-135m", open_checkpoint(saved), dtype="float32").name == "smollm2-135m"
 
 
+def test_the_model_of_a_training_run_is_called_as_the_run(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "short-run" / "model")
+    assert of(tmp_path / "short-run" / "model").name == "short-run"
+
+
 def test_a_copy_elsewhere_is_the_same_model(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "tiny")
     assert of(saved) == of(tmp_path / "tiny")
@@ -55,6 +68,7 @@ def test_each_part_has_a_checksum_of_its_own(saved, tmp_path):
         "config_sha256",
         "rule",
         "factor",
+        "rotary",
     }
     assert (changed.model["rule"], changed.model["factor"]) == ("yarn", 4.0)
     assert changed.original_window == 64
@@ -92,6 +106,26 @@ def test_a_file_is_read_once_while_it_stays_the_same(saved, tmp_path, monkeypatc
 def test_the_window_before_a_rule(tmp_path, rule, window):
     config = tiny_model(tmp_path, scaling=rule).config
     assert original_window_of(config) == window
+
+
+@pytest.mark.parametrize("rule", [YaRN(factor=4.0, original_window=64), SCALINGS["longrope"]])
+def test_what_a_rule_did_is_read_from_the_run(tmp_path, rule):
+    lm = tiny_model(tmp_path / "parts", scaling=rule)
+    lm.save(tmp_path / "tiny")
+    run = of(tmp_path / "tiny")
+    change = frequencies_of(run)
+    rotary = lm.config.layers[0].attention.rotary
+    plain = rotary.model_copy(update={"scaling": Unscaled()})
+    wanted = frequency_change(plain, rotary, rule.original_window, 256)
+    assert (change.window, change.target) == (rule.original_window, 256)
+    for name in ("before", "after", "after_short"):
+        assert np.array_equal(getattr(change, name), getattr(wanted, name))
+
+
+def test_of_a_model_as_it_was_trained_there_is_nothing_to_draw(saved):
+    assert frequencies_of(of(saved)) is None
+    assert frequencies_of(replace(of(saved), model={})) is None
+    assert frequencies_of(of(saved, original_window=64)).target == 256  # a window without a rule
 
 
 def test_what_the_user_says_of_it_goes_first(saved):

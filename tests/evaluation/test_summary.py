@@ -212,6 +212,12 @@ def test_short_tasks():
     assert task.normalised is None
 
 
+def test_short_questions_that_lost_their_start_are_counted():
+    whole = ChoiceRow("piqa", "0", "", True, True, (-1.0, -2.0), 0)
+    rows = [whole, replace(whole, instance="1", cut=9), replace(whole, instance="2", cut=1)]
+    assert [task.cut for task in summarise(RUN, rows).short_tasks] == [2]
+
+
 def test_no_rows_say_nothing():
     summary = summarise(RUN, [])
     assert summary.run is RUN

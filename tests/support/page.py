@@ -43,7 +43,7 @@ class Page(HTMLParser):
         self.words.append(data)
         if "figcaption" in self.open:
             self.figures[-1] += data
-        if self.open[-1:] in (["td"], ["th"]):
+        if "td" in self.open or "th" in self.open:
             self.rows[-1][-1] += data
 
     @property

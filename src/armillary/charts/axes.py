@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from armillary.charts.svg import CHARACTER, LINE, WIDTH, add_line, add_text, width_of
+from armillary.charts.svg import LINE, WIDTH, add_line, add_text, width_of
 
 Ticks = list[tuple[float, str]]
 
@@ -41,7 +41,7 @@ def draw_axes(svg: ET.Element, across: Axis, up: Axis, x_label: str) -> None:
         if across.low <= value <= across.high:
             x = across.place(value)
             add_line(svg, "axis", x, up.start, x, up.start + 4)
-            half = CHARACTER * len(text) / 2
+            half = width_of(text) / 2
             middle = min(x, WIDTH - half)
             if middle - half > taken:
                 add_text(svg, middle, up.start + LINE, text, anchor="middle")
@@ -113,4 +113,4 @@ def _texts(values: Sequence[float]) -> list[str]:
             for t, v in zip(texts, values, strict=True)
         ):
             break
-    return texts
+    return [text.replace("-", "−") for text in texts]

@@ -7,7 +7,6 @@ from xml.etree import ElementTree as ET
 
 from armillary.charts.style import heat_of
 from armillary.charts.svg import (
-    CHARACTER,
     LINE,
     WIDTH,
     add,
@@ -16,6 +15,7 @@ from armillary.charts.svg import (
     add_title,
     drawing,
     markup,
+    width_of,
 )
 
 _HIGH, _WIDE = 27, 44
@@ -54,7 +54,7 @@ def heat_map(heat: HeatMap, description: str) -> str:
     named = heat.border is not None and 0 < heat.border < len(heat.columns)
     top = LINE * (1.6 + named)
     bottom = top + _HIGH * len(heat.rows)
-    left = 10 + CHARACTER * max(map(len, heat.rows))
+    left = 10 + max(map(width_of, heat.rows))
     width = min(max(left + _WIDE * len(heat.columns), _NARROWEST), WIDTH)
     svg = drawing(bottom + 2.6 * LINE, description, width)
     wide = (width - left - 1) / len(heat.columns)
@@ -83,7 +83,7 @@ def heat_map(heat: HeatMap, description: str) -> str:
     if named and heat.border is not None:
         x = left + wide * heat.border
         add_line(svg, "axis", x, top - 4, x, bottom + 4)
-        half = CHARACTER * len(heat.border_name) / 2
+        half = width_of(heat.border_name) / 2
         add_text(svg, min(max(x, half), width - half), top - 7, heat.border_name, "middle")
     return markup(svg)
 
@@ -92,8 +92,8 @@ def _draw_columns(
     svg: ET.Element, columns: Sequence[str], left: float, wide: float, bottom: float
 ) -> None:
     width = left + wide * len(columns)
-    every = math.ceil((CHARACTER * max(map(len, columns)) + 4) / wide)
+    every = math.ceil((max(map(width_of, columns)) + 4) / wide)
     for column in range(0, len(columns), every):
         x = left + wide * (column + 0.5)
-        half = CHARACTER * len(columns[column]) / 2
+        half = width_of(columns[column]) / 2
         add_text(svg, min(x, width - half), bottom + LINE, columns[column], "middle")

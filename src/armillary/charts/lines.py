@@ -10,7 +10,6 @@ from xml.etree import ElementTree as ET
 from armillary.charts.axes import Axis, doubling_ticks, draw_axes, round_ticks
 from armillary.charts.style import look_of, marker
 from armillary.charts.svg import (
-    CHARACTER,
     LINE,
     WIDTH,
     Point,
@@ -92,9 +91,9 @@ def line_chart(chart: Chart, description: str) -> str:
     height = HEIGHT + LINE * max(0, len(legend) - 1) + LINE * bool(chart.marks)
     svg = drawing(height, description)
     up, y_scale = _upright(chart, measured, height - 2.4 * LINE, top)
-    left = 10 + CHARACTER * max(len(text) for _, text in up.ticks)
+    left = 10 + max(width_of(text) for _, text in up.ticks)
     across, x_scale = _level(chart, drawn, left)
-    add_text(svg, 0, 12, chart.y_label + y_scale)
+    add_text(svg, 0, 12, fitted(chart.y_label, WIDTH - width_of(y_scale)) + y_scale)
     _draw_legend(svg, legend)
     draw_axes(svg, across, up, chart.x_label + x_scale)
     for value, name in chart.rules:

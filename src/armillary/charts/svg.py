@@ -11,6 +11,7 @@ Point = tuple[float, float]
 # A chart is this wide in its own units, and scaled to its place; a phone shows text at 0.9 of it.
 WIDTH = 390
 CHARACTER, LINE = 6.6, 17  # room for text of 12 units
+_BROAD = "%mwMW@"
 
 
 def drawing(height: float, description: str, width: float = WIDTH) -> ET.Element:
@@ -64,8 +65,9 @@ def path(places: Iterable[Point]) -> str:
 
 def width_of(words: str) -> float:
     """Return the room that words need, a little more rather than less."""
-    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in words)
-    return CHARACTER * (len(words) + wide)
+    wide = sum(each in "…→" or unicodedata.east_asian_width(each) in "WF" for each in words)
+    broad = sum(each in _BROAD for each in words)
+    return CHARACTER * (len(words) + wide + broad / 2)
 
 
 def fitted(words: str, room: float) -> str:

@@ -1,7 +1,10 @@
 """An evaluation as the command line asks for it: from names and options to files and tables."""
 
+import importlib.util
+import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,6 @@ from armillary.cli._progress import TransferProgress
 from armillary.cli._sampling import load_model
 from armillary.errors import UserError
 from armillary.evaluation.budget import Grid, Plan, Speed, fitted, kept, measured_speed
-from armillary.evaluation.decoder_scorer import DecoderScorer
 from armillary.evaluation.records import Run, Setting
 from armillary.evaluation.results import FILE, header_of
 from armillary.evaluation.run import Stopped, evaluate
@@ -19,7 +21,7 @@ from armillary.evaluation.scoring import Scorer
 from armillary.evaluation.short_data import TASKS as SHORT
 from armillary.evaluation.short_data import read_questions
 from armillary.evaluation.suite import NAMES, Suite, default_lengths, task_tokens
-from armillary.evaluation.summary import summarise
+from armillary.evaluation.summary import Summary, summarise
 from armillary.evaluation.texts import read_documents
 from armillary.strict_dict import nearest
 from armillary.wording import duration_text
@@ -46,14 +48,31 @@ class Wish:
     distractors: tuple[int, ...] | None
     hops: tuple[int, ...] | None
     limit: int | None
-    seed: int
     text: tuple[str, ...]
     reach: int | None
     short_data: Path | None
     original_window: int | None
-    dtype: str
-    device: str
     ignore_keys: tuple[str, ...]
+    server: str | None
+    server_model: str | None
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for this."""
+        parts = ["armillary", "evaluate", self.model, "--out", self.out.name]
+        for option in fields(self):
+            value, name = getattr(self, option.name), option.name.replace("_", "-")
+            if name in {"model", "out"} or value in (None, (), option.default):
+                continue
+            if name in {"text", "ignore-keys"}:
+                parts += [part for each in value for part in (f"--{name.rstrip('s')}", each)]
+            else:
+                told = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                parts += [f"--{name}", told]
+        return shlex.join(parts)
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,26 @@ def run_evaluation(wish: Wish, *, json: bool) -> None:
             f"{stopped}; the same command goes on", code=128 + stopped.number
         ) from None
     summary = summarise(run, rows)
-    show_summary(summary, [str(wish.out / FILE)], json=json)
+    show_summary(summary, [str(wish.out / FILE), *_pages(summary, wish)], json=json)
+
+
+def _pages(summary: Summary, wish: Wish) -> list[str]:
+    """Write the page, the card and the figures; return where those are that a person opens."""
+    from armillary.evaluation.card import write_card
+    from armillary.evaluation.figures import write_figures
+    from armillary.evaluation.provenance import frequencies_of
+    from armillary.evaluation.report import write_report
+
+    page, card = wish.out / "report.html", wish.out / "card.md"
+    frequencies = [frequencies_of(summary.run)]
+    commands = [wish.command]
+    write_report(page, [summary], frequencies=frequencies, commands=commands)
+    write_card(card, [summary], commands=commands)
+    if importlib.util.find_spec("matplotlib") is None:
+        say(['no figures are drawn without matplotlib: pip install "armillary[figures]"'])
+    else:
+        write_figures(wish.out / "figures", [summary], frequencies=frequencies)
+    return [str(page), str(card)]
 
 
 def _tasks(wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -106,8 +144,13 @@ def _tasks(wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _open(wish: Wish) -> Subject:
+    if wish.server is not None:
+        return _served(wish, wish.server)
+    if wish.server_model is not None:
+        raise UserError("--server-model is one of a server's; give its address with --server")
     from armillary.checkpoints import open_checkpoint
     from armillary.checkpoints.locate import locate
+    from armillary.evaluation.decoder_scorer import DecoderScorer
     from armillary.evaluation.provenance import run_of
 
     lm = load_model(wish.model, wish.dtype, wish.device, list(wish.ignore_keys))
@@ -121,6 +164,27 @@ def _open(wish: Wish) -> Subject:
         original_window=wish.original_window,
     )
     return Subject(DecoderScorer(lm.decoder), run, lm.tokenizer)
+
+
+def _served(wish: Wish, url: str) -> Subject:
+    """A model behind a server, of which only the tokenizer is here."""
+    from armillary.checkpoints.tokenizers import open_tokenizer
+    from armillary.evaluation.provenance import run_served
+    from armillary.evaluation.server_scorer import ServerScorer
+
+    with TransferProgress() as transfer:
+        tokenizer = open_tokenizer(wish.model, progress=transfer.report)
+    scorer = ServerScorer(
+        url,
+        vocab_size=tokenizer.vocab_size,
+        model=wish.server_model,
+        window=None if wish.lengths is None else wish.lengths[-1],
+        key=os.environ.get("ARMILLARY_SERVER_KEY"),
+    )
+    run = run_served(
+        scorer.model, tokenizer, scorer.window, seed=wish.seed, original_window=wish.original_window
+    )
+    return Subject(scorer, run, tokenizer)
 
 
 def _grid(wish: Wish, window: int) -> Grid:

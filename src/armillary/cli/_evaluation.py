@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.table import Table
 
-    from armillary.evaluation.comparison import Comparison, Difference
+    from armillary.evaluation.comparison import Comparison, Family
     from armillary.evaluation.run import Progress
     from armillary.evaluation.summary import LossAt, Rate, Summary
+    from armillary.evaluation.tables import Table as Words
 
 
 class EvaluationDisplay:
@@ -123,9 +124,6 @@ def summary_facts(summary: "Summary") -> Iterator[dict[str, Any]]:
         yield {"kind": "short_loss", "model": name, "loss": asdict(summary.short_loss)}
 
 
-Sections = list[tuple[str, "Table"]]
-
-
 def _print_tables(console: "Console", sections: Iterable[tuple[str, "Table"]]) -> None:
     for heading, table in sections:
         console.print(f"\n{heading}", style="bold")
@@ -133,47 +131,50 @@ def _print_tables(console: "Console", sections: Iterable[tuple[str, "Table"]]) -
 
 
 def _summary_tables(summary: "Summary") -> Iterator[tuple[str, "Table"]]:
-    crop = summary.run.original_window
+    from armillary.evaluation import tables
+
+    one = [summary]
     if summary.by_context:
-        yield "loss of the same tokens, nats", _losses(summary.by_context, crop)
+        yield "loss of the same tokens under more and more context", _losses(summary.by_context)
     if summary.key_tokens:
-        yield "loss of those that far context tells of, nats", _losses(summary.key_tokens, crop)
+        yield "of them, those that far context tells of", _losses(summary.key_tokens)
     for variant in dict.fromkeys(rate.variant for rate in summary.rates):
         yield from _rate_tables(variant, [r for r in summary.rates if r.variant == variant])
     if summary.effective:
-        yield "effective length", _effective(summary)
+        yield "effective length", _rendered(tables.effective(one))
     if summary.short_tasks or summary.short_loss is not None:
-        yield "short texts", _short(summary)
+        yield "short texts", _rendered(tables.short(one))
 
 
-def _losses(entries: Sequence["LossAt"], crop: int) -> "Table":
-    from armillary.evaluation.telling import bounds, number, with_bounds
+def _losses(entries: Sequence["LossAt"]) -> "Table":
+    from armillary.evaluation.telling import with_bounds
 
-    table = _table("tokens of context", "loss", "95 % interval", f"over cropping to {crop:,}")
+    table = _table("context", "nats per token", "over cropping", "tokens")
     for each in entries:
         over = "–" if each.over_crop is None else with_bounds(each.over_crop, signed=True)
-        table.add_row(f"{each.at:,}", number(each.loss.value), bounds(each.loss), over)
+        table.add_row(f"{each.at:,}", with_bounds(each.loss), over, f"{each.tokens:,}")
     return table
 
 
 def _rate_tables(variant: str, rates: Sequence["Rate"]) -> Iterator[tuple[str, "Table"]]:
     """A table of all questions by length, and one for each thing that these vary in."""
-    alone = [r for r in rates if r.depth is None and r.distractors is None and r.hops is None]
-    grids = [
-        ("depth", [r for r in rates if r.depth is not None and r.distractors is r.hops is None]),
-        ("distractors", [r for r in rates if r.distractors is not None and r.depth is None]),
-        ("hops", [r for r in rates if r.hops is not None and r.depth is None]),
-    ]
-    yield f"{variant}: share of answers that are exact", _lengths(alone)
-    for factor, entries in grids:
+
+    def varies_in(rate: "Rate") -> list[str]:
+        return [
+            name for name in ("depth", "distractors", "hops") if getattr(rate, name) is not None
+        ]
+
+    yield variant, _lengths([rate for rate in rates if not varies_in(rate)])
+    for factor in ("depth", "distractors", "hops"):
+        entries = [rate for rate in rates if varies_in(rate) == [factor]]
         if entries:
-            yield f"{variant}: exact by {factor}", _grid(factor, entries)
+            yield f"{variant}: exact answers by {factor}, %", _grid(factor, entries)
 
 
 def _lengths(rates: Sequence["Rate"]) -> "Table":
     from armillary.evaluation.telling import number, percent, rate_with_bounds
 
-    table = _table("length", "exact (95 %)", "questions", "likeliest", "by chance", "nats gained")
+    table = _table("length", "exact answers", "of", "likeliest", "by chance", "nats gained")
     for each in rates:
         table.add_row(
             f"{each.length:,}",
@@ -188,43 +189,12 @@ def _lengths(rates: Sequence["Rate"]) -> "Table":
 
 def _grid(factor: str, rates: Sequence["Rate"]) -> "Table":
     """Lengths down, the factor's values across; shares in percent."""
-    from armillary.evaluation.telling import percent
-
     shares = {(r.length, getattr(r, factor)): r.exact.value for r in rates}
     values = sorted({value for _, value in shares})
     table = _table("length", *(f"{value:.3g}" for value in values))
     for length in sorted({length for length, _ in shares}):
         cells = (shares.get((length, value)) for value in values)
-        table.add_row(f"{length:,}", *("–" if cell is None else percent(cell) for cell in cells))
-    return table
-
-
-def _effective(summary: "Summary") -> "Table":
-    from armillary.evaluation.telling import percent, rate_with_bounds
-
-    table = _table("questions", "holds up to", "tried up to", "at the shortest", "bar")
-    for each in summary.effective:
-        table.add_row(
-            each.variant,
-            "no length" if each.length is None else f"{each.length:,}",
-            f"{each.longest_tried:,}",
-            rate_with_bounds(each.short),
-            percent(each.bar),
-        )
-    return table
-
-
-def _short(summary: "Summary") -> "Table":
-    from armillary.evaluation.telling import rate_with_bounds, with_bounds
-
-    table = _table("", "value (95 %)", "per character", "count")
-    for each in summary.short_tasks:
-        normalised = "–" if each.normalised is None else rate_with_bounds(each.normalised)
-        accuracy = rate_with_bounds(each.accuracy)
-        table.add_row(each.task, accuracy, normalised, f"{each.accuracy.count:,}")
-    loss = summary.short_loss
-    if loss is not None:
-        table.add_row("loss, nats", with_bounds(loss), "–", f"{loss.count:,}")
+        table.add_row(f"{length:,}", *("–" if c is None else f"{100 * c:.0f}" for c in cells))
     return table
 
 
@@ -245,12 +215,7 @@ def show_comparison(
         return
     console = output_console()
     console.print(f"set against {one_line(comparison.names[0])}", style="bold")
-    _print_tables(console, _comparison_tables(comparison))
-    for each in comparison.unpaired:
-        console.print(
-            f"not compared: {each.count:,} rows of {each.task}, {one_line(each.model)} "
-            f"({each.reason})"
-        )
+    _print_tables(console, _comparison_tables(comparison, summaries))
     console.print("\n" + "\n".join(told))
     for file in files:
         console.print(file)
@@ -267,36 +232,37 @@ def comparison_facts(comparison: "Comparison") -> Iterator[dict[str, Any]]:
         yield {"kind": "unpaired", **asdict(unpaired)}
 
 
-def _comparison_tables(comparison: "Comparison") -> Iterator[tuple[str, "Table"]]:
-    """A table for each model and measure; loss by position is for the page."""
-    shown = [each for each in comparison.differences if each.measure != "loss by position"]
-    for model in comparison.names[1:]:
-        own = [each for each in shown if each.model == model]
-        for family in dict.fromkeys(each.family for each in own):
-            yield (
-                f"{one_line(model)}: {family}",
-                _differences([each for each in own if each.family == family]),
-            )
+def _comparison_tables(
+    comparison: "Comparison", summaries: Sequence["Summary"]
+) -> Iterator[tuple[str, "Table"]]:
+    from armillary.evaluation import tables
+
+    families: tuple[tuple[Family, str], ...] = (
+        ("loss", "nats per token"),
+        ("questions", "points of a hundred"),
+        ("short tasks", "points of a hundred"),
+    )
+    for family, what in families:
+        table = tables.differences(comparison, summaries, family)
+        if table.rows:
+            yield f"{family}: differences in {what}", _rendered(table)
+    if comparison.unpaired:
+        yield "not compared", _rendered(tables.unpaired(comparison))
 
 
-def _differences(differences: Sequence["Difference"]) -> "Table":
-    from armillary.evaluation.telling import number, with_bounds
-
-    table = _table("what", "at", "first", "this", "difference (95 %)", "p", "pairs", "")
-    for each in differences:
-        variant = each.task if each.variant is None else each.variant
-        what = each.measure if each.family == "loss" else f"{variant}, {each.measure}"
-        table.add_row(
-            what,
-            "–" if each.at is None else f"{each.at:,}",
-            number(each.first),
-            number(each.other),
-            with_bounds(each.difference, signed=True),
-            "–" if each.adjusted is None else f"{each.adjusted:.2g}",
-            f"{each.pairs:,}",
-            each.verdict,
-        )
-    return table
+def _rendered(table: "Words") -> "Table":
+    """A table of words for the terminal; what names the one model of all rows is left out."""
+    kept = [
+        place
+        for place, (head, _) in enumerate(table.heads)
+        if head != "model" or len({str(row[place]) for row in table.rows}) > 1
+    ]
+    shown = _table(*(table.heads[place][0] for place in kept))
+    for place, column in zip(kept, shown.columns, strict=True):
+        column.justify = "right" if table.heads[place][1] == "n" else "left"
+    for row in table.rows:
+        shown.add_row(*(one_line(str(row[place])) for place in kept))
+    return shown
 
 
 def _table(*headings: str) -> "Table":
@@ -305,6 +271,5 @@ def _table(*headings: str) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
-        is_text = not number or not heading
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if not number else "right", vertical="bottom")
     return table

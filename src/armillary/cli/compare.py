@@ -1,5 +1,6 @@
 """`armillary compare`: which differences between evaluated models are real."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,15 @@ def compare(
         ),
     ],
     *,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write a page (.html) for others to read.",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -26,7 +36,7 @@ def compare(
 
     Examples:
       armillary compare results/base results/yarn
-      armillary compare results/base results/linear results/yarn
+      armillary compare results/base results/linear results/yarn --report comparison.html
       armillary compare results/base results/yarn --json
 
     Differences come with intervals, and p is corrected for how many there are.
@@ -44,4 +54,13 @@ def compare(
             say([f"{directory}: only {done:,} of {wanted:,} cells are done"])
     compared = comparison.compare(results)
     summaries = [summarise(run, rows) for run, rows in results]
-    show_comparison(compared, summaries, [], json=json)
+    files = []
+    if report is not None:
+        from armillary.evaluation.provenance import frequencies_of
+        from armillary.evaluation.report import write_report
+
+        frequencies = [frequencies_of(run) for run, _ in results]
+        commands = [f"armillary compare {shlex.join(map(str, directories))}"]
+        write_report(report, summaries, compared, frequencies=frequencies, commands=commands)
+        files.append(str(report))
+    show_comparison(compared, summaries, files, json=json)

@@ -135,7 +135,8 @@ def evaluate(
             "--text",
             metavar="SOURCE",
             help="Long documents: files, directories, patterns, python-stdlib, hub:owner/name (may "
-            "be repeated; default: python-stdlib, which every machine has).",
+            "be repeated; default: python-stdlib, which every machine has); or prepared data, such "
+            "as OUT/data of a training run, of which the held-out documents are taken.",
             rich_help_panel=_TEXT,
             show_default=False,
         ),
@@ -169,6 +170,25 @@ def evaluate(
             max=_MOST,
             help="The window before it was extended, which cropping crops to (default: what the "
             "rule says, else the window).",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask an OpenAI-compatible server that scores prompts (vLLM); MODEL is then whose "
+            "tokenizer it has. $ARMILLARY_SERVER_KEY is sent where it is set.",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    server_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The model as the server calls it (default: the one that it serves).",
             rich_help_panel=_MODEL,
             show_default=False,
         ),
@@ -209,6 +229,8 @@ def evaluate(
             reach=reach,
             short_data=short_data,
             original_window=original_window,
+            server=server,
+            server_model=server_model,
             dtype=dtype,
             device=device,
             ignore_keys=tuple(ignore_key or ()),

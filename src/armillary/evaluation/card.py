@@ -57,7 +57,7 @@ def _lines(
         yield from _table(tables.losses(summaries, curves, "tokens of context"))
     if variants(summaries):
         yield from ("", "### Effective length", "", *_table(tables.effective(summaries)))
-    retained = tables.short(summaries)
+    retained = tables.short(summaries, comparison)
     if retained.rows:
         yield from ("", "### Short texts", "", *_table(retained))
     if commands:
@@ -71,11 +71,11 @@ def _what(name: str, summary: Summary) -> str:
     if run.window != run.original_window:
         window = f"its window of {run.original_window:,} tokens extended to {run.window:,}"
     facts = [
-        f"{key} `{tables.told(value).replace('`', '')}`"
+        f"{_plain(key)} {_plain(tables.told(value))}"
         for key, value in run.model.items()
         if value is not None
     ]
-    told = f"; {escaped(joined(facts))}" if facts else ""
+    told = f"; {joined(facts)}" if facts else ""
     return f"{_plain(name)}: {window}{told}"
 
 

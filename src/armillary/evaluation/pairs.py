@@ -6,7 +6,7 @@ where the tokenizer's own rule for raw text has one.
 Source: EleutherAI's lm-evaluation-harness 0.4.13, `TemplateLM` and `HFLM`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from armillary.errors import UserError
 from armillary.evaluation.scoring import Continuation, Scored, Scorer
@@ -34,7 +34,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     """Return the tokens of the context, one at least, and those of its continuation.
 
     White space at the context's end belongs to the continuation, since tokens begin with theirs. An
-    empty context is the `prefix_token`, which the continuation does not repeat.
+    empty context is the `prefix_token` alone.
     Raises UserError when nothing is left of the continuation: a token that reaches over the border
     holds it whole, or it has no text.
     """
@@ -46,7 +46,6 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     else:
         before = [prefix_token(tokenizer)]
         after = tokenizer.encode(continuation, bos=False)
-        after = after[1:] if after[:1] == before else after
     if not after:
         raise UserError(
             f"{continuation!r} after …{kept[-20:]!r} leaves no token of its own to be scored"
@@ -70,16 +69,15 @@ def fitted(pair: Pair, window: int) -> tuple[Pair, int]:
     return (context[cut:], continuation), cut
 
 
-def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> list[Scored]:
+def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]:
     """Score each continuation after its context, those that share a context in one question.
 
-    Contexts that begin alike come one after the other, so that what they share can be kept.
+    Gives each pair's number and score as they come: contexts that begin alike are asked one after
+    the other, so that what they share can be kept.
     """
     sharing: dict[tuple[int, ...], list[int]] = {}
     for number, (context, _) in enumerate(pairs):
         sharing.setdefault(context, []).append(number)
-    scored: dict[int, Scored] = {}
     for context, numbers in sorted(sharing.items()):
         asked = [Continuation(pairs[n][1], len(pairs[n][1])) for n in numbers]
-        scored.update(zip(numbers, scorer.score(context, asked), strict=True))
-    return [scored[number] for number in range(len(pairs))]
+        yield from zip(numbers, scorer.score(context, asked), strict=True)

@@ -65,11 +65,12 @@ class Stretch:
 class Perplexity:
     """The loss of target tokens under each length of context, and by position in the longest.
 
-    A cell is a window of some stretches of targets that follow each other. For each length it is
-    taken in as often as it takes to score no more than a quarter of what is read (a third, near the
-    longest): a target's context is at least that much of the length. The longest pass gives the
-    losses by position too. Targets of different windows never overlap. Windows are drawn by `seed`,
-    in turn from each document, so that fewer windows are the first of more.
+    A cell is a window of some stretches of targets that follow each other. Under each length it is
+    taken in as often as it takes to score one stretch at a time, or several that are no more than a
+    quarter of what is read (a third, near the reach): most of the length is context to every
+    target. The longest pass gives the losses by position too. Targets of different windows never
+    overlap. Windows are drawn by `seed`, in turn from each document, so that fewer windows are the
+    first of more.
 
     targets   tokens of a stretch, which is what a row is of
     stretches of a window: as many as a quarter of the reach holds, 8 at most, when None
@@ -80,7 +81,7 @@ class Perplexity:
               where the reach begins, so that they are the same tokens too
     bos       put before every cropped text, inside its length; None for none
     bucket    tokens of a step of position; reach / 32 when None
-    keys      for each window's instance, which of its targets are key tokens (`chosen_keys` reads
+    keys      for each stretch's instance, which of its targets are key tokens (`chosen_keys` reads
               them from another model's rows). When None the model itself chooses: a key token is
               likelier by 2 nats under the longest length up to `crop` than under the shortest, and
               has more than −2 nats there. That exaggerates how far those two lengths are apart;
@@ -452,12 +453,12 @@ class ShortLoss:
 
 
 def chosen_keys(rows: Iterable[Row]) -> dict[str, tuple[int, ...]]:
-    """Which targets a model chose as key tokens, by window: `keys` for measuring others alike."""
+    """Which targets a model chose as key tokens, by stretch: `keys` for measuring others alike."""
     chosen: dict[str, tuple[int, ...]] = {}
     for row in rows:
         if isinstance(row, LossRow) and row.group == "key":
-            window, _, indices = row.instance.partition("#")
-            chosen[window] = tuple(map(int, indices.split(",")))
+            stretch, _, indices = row.instance.partition("#")
+            chosen[stretch] = tuple(map(int, indices.split(",")))
     return chosen
 
 

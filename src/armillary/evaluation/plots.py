@@ -12,9 +12,10 @@ from armillary.charts.bars import Bar, bar_chart
 from armillary.charts.heat import HeatCell, HeatMap, heat_map
 from armillary.charts.lines import Bounds, Chart, Series, line_chart
 from armillary.diagnosis.frequencies import FrequencyChange
-from armillary.evaluation.summary import Estimate, LossAt, Rate, Summary
+from armillary.evaluation.summary import EffectiveLength, Estimate, LossAt, Rate, Summary
 from armillary.evaluation.telling import (
     counted,
+    few,
     joined,
     names_of,
     number,
@@ -132,7 +133,7 @@ def _context_title(gains: Sequence[Gain], summaries: Sequence[Summary]) -> str:
     against = gains[-1].against
     if not better:
         return f"With {longest:,} tokens nothing is shown to be better than {against}"
-    who = joined(better) if len(better) < len(gains) or len(gains) == 1 else "all models"
+    who = few(better, len(gains))
     verb = "predicts" if len(better) == 1 else "predict"
     than = against if against.startswith("cropped") else f"{against} tokens"
     return f"With {longest:,} tokens {who} {verb} better than {than}"
@@ -158,7 +159,7 @@ def _over_cropping(
         span = (1.2 * max(min(low, -0.1 * limit), -limit), limit)
     return Chart(
         "tokens of context",
-        "nats per token over the same model cropped; below 0 is better",
+        "nats per token over cropping",
         series,
         [(0.0, "as cropped")],
         _windows(summaries, over),
@@ -170,17 +171,16 @@ def _over_cropping(
 def _over_title(names: Sequence[str], over: Sequence[Sequence[LossAt]]) -> str:
     at = max(each.at for curve in over for each in curve)
     last = [
-        (each.over_crop.value, name)
+        (each.over_crop.value, name, each.over_crop)
         for name, curve in zip(names, over, strict=True)
         for each in curve
         if each.at == at and each.over_crop
     ]
-    best, name = min(last)
+    best, name, estimate = min(last, key=lambda each: each[0])
     if len(last) == 1:
-        return (
-            f"{at:,} tokens instead of its old window: {number(best, signed=True)} nats per token"
-        )
-    worst, other = max(last)
+        told = with_bounds(estimate, signed=True)
+        return f"{at:,} tokens instead of its old window: {told} nats per token"
+    worst, other, _ = max(last, key=lambda each: each[0])
     return (
         f"{at:,} tokens instead of the old window: {number(best, signed=True)} nats per token for "
         f"{name}, {number(worst, signed=True)} for {other}"
@@ -219,21 +219,37 @@ def _by_position(
 
 
 def effective_plots(summaries: Sequence[Summary]) -> Iterator[Plot]:
-    """To which length each kind of question is answered, by model."""
+    """To which length questions are answered: by kind for one model, by model for several."""
     names = names_of([each.run for each in summaries])
+    if len(summaries) == 1 and summaries[0].effective:
+        bars = [_effective_bar(each.variant, each, 0) for each in summaries[0].effective]
+        yield Plot("effective", _range_of_lengths(summaries[0].effective), tuple(bars))
+        return
     for variant in variants(summaries):
-        bars = []
-        for place, (name, summary) in enumerate(zip(names, summaries, strict=True)):
-            held = effective_of(summary, variant)
-            if held is not None:
-                words = f"{held.length or 0:,} of {held.longest_tried:,}"
-                title = (
-                    f"{name}: {rate_with_bounds(held.short)} at the shortest length; holds to "
-                    f"{tokens(held.length)}, tried to {held.longest_tried:,}"
-                )
-                reach = float(held.longest_tried)
-                bars.append(Bar(name, held.length or 0, words, place, None, reach, title))
-        yield Plot(f"effective-{variant}", _effective_title(variant, summaries), tuple(bars))
+        held = [(place, effective_of(each, variant)) for place, each in enumerate(summaries)]
+        bars = [_effective_bar(names[place], each, place) for place, each in held if each]
+        if bars:
+            yield Plot(f"effective-{variant}", _effective_title(variant, summaries), tuple(bars))
+
+
+def _effective_bar(name: str, held: EffectiveLength, place: int) -> Bar:
+    title = (
+        f"{name}: {rate_with_bounds(held.short)} at the shortest length; holds to "
+        f"{tokens(held.length)}, tried to {held.longest_tried:,}"
+    )
+    words = f"{held.length or 0:,} of {held.longest_tried:,}"
+    return Bar(name, held.length or 0, words, place, None, float(held.longest_tried), title)
+
+
+def _range_of_lengths(effective: Sequence[EffectiveLength]) -> str:
+    def told(length: int) -> str:
+        kinds = joined(each.variant for each in effective if (each.length or 0) == length)
+        return f"{tokens(length or None)} ({kinds})"
+
+    lengths = [each.length or 0 for each in effective]
+    if min(lengths) == max(lengths):
+        return f"Questions hold to {tokens(lengths[0] or None)}"
+    return f"Questions hold to {told(max(lengths))} at most, to {told(min(lengths))} at least"
 
 
 def _effective_title(variant: str, summaries: Sequence[Summary]) -> str:
@@ -246,11 +262,8 @@ def _effective_title(variant: str, summaries: Sequence[Summary]) -> str:
     longest = max((length for length in lengths.values() if length), default=None)
     if longest is None:
         return f"{variant} holds at no length"
-    if len(lengths) == 1:
-        return f"{variant} holds to {longest:,} tokens"
     who = [name for name, length in lengths.items() if length == longest]
-    told = "all models" if len(who) == len(lengths) else joined(who)
-    return f"{variant} holds longest, to {longest:,} tokens, with {told}"
+    return f"{variant} holds longest, to {longest:,} tokens, with {few(who, len(lengths))}"
 
 
 def length_plots(summaries: Sequence[Summary]) -> Iterator[Plot]:
@@ -334,7 +347,7 @@ def _most(names: Sequence[str], rates: Sequence[Sequence[Rate]]) -> str:
     if most == 0:
         return "nothing right by any model"
     who = [name for name, each in shares.items() if each.value == most]
-    return f"most right by {joined(who)} ({percent(most)})"
+    return f"most right by {few(who, len(shares))} ({percent(most)})"
 
 
 def _rates_chart(
@@ -431,26 +444,28 @@ def short_plots(summaries: Sequence[Summary]) -> Iterator[Plot]:
         )
         values = {names[place]: loss.value for place, loss in losses}
         yield Plot("short-loss", _range_title("Loss on short texts", values, number), bars)
+    if len(summaries) == 1 and summaries[0].short_tasks:
+        tasks = summaries[0].short_tasks
+        values = {each.task: each.accuracy.value for each in tasks}
+        bars = tuple(_rate_bar(each.task, each.accuracy, 0) for each in tasks)
+        yield Plot("short-tasks", _range_title("Short tasks right", values, percent), bars)
+        return
     for task in dict.fromkeys(each.task for s in summaries for each in s.short_tasks):
-        found = [
-            (place, each.accuracy)
+        found = {
+            place: each.accuracy
             for place, s in enumerate(summaries)
             for each in s.short_tasks
             if each.task == task
-        ]
-        bars = tuple(
-            Bar(
-                names[place],
-                rate.value,
-                percent(rate.value),
-                place,
-                (rate.low, rate.high),
-                title=f"{names[place]}: {counted(rate)} right, {rate_with_bounds(rate)}",
-            )
-            for place, rate in found
-        )
-        values = {names[place]: rate.value for place, rate in found}
+        }
+        bars = tuple(_rate_bar(names[place], rate, place) for place, rate in found.items())
+        values = {names[place]: rate.value for place, rate in found.items()}
         yield Plot(f"short-{task}", _range_title(f"{task} right", values, percent), bars)
+
+
+def _rate_bar(name: str, rate: Estimate, place: int) -> Bar:
+    title = f"{name}: {counted(rate)} right, {rate_with_bounds(rate)}"
+    bounds = (rate.low, rate.high)
+    return Bar(name, rate.value, percent(rate.value), place, bounds, None, title)
 
 
 def _finite(estimate: Estimate) -> Bounds | None:

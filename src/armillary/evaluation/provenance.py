@@ -16,12 +16,20 @@ import numpy as np
 
 from armillary import __version__
 from armillary.checkpoints.checkpoint import Checkpoint
-from armillary.config import DecoderConfig
+from armillary.config import DecoderConfig, RotaryConfig
 from armillary.data.prepared import tokenizer_checksum
-from armillary.diagnosis.frequencies import rotary_groups
+from armillary.diagnosis.frequencies import (
+    FrequencyChange,
+    frequency_change,
+    rotary_groups,
+)
 from armillary.diagnosis.size import parameter_count
 from armillary.evaluation.records import Run, Setting, Task
 from armillary.files import sha256
+from armillary.rope_scaling import Unscaled
+from armillary.tokenizer import Tokenizer
+
+_OF_A_RUN = "model"  # what a training run calls its result, whatever the run's name
 
 
 def run_of(
@@ -35,13 +43,14 @@ def run_of(
 ) -> Run:
     """Return what says that a checkpoint is evaluated by our decoder; its tasks come with them.
 
-    name             as the user calls it; of a path the last part is taken
+    name             as the user calls it; of a path the last part is taken, of the `model` that a
+                     training run wrote the run's
     dtype, device    the number type and the kind of device that it is computed in
     original_window  the window before any extension, where it is not what the rule says
     """
     config = checkpoint.config
     return Run(
-        name=Path(name).resolve().name if Path(name).exists() else name,
+        name=_called(name),
         model={
             "weights_sha256": weights_checksum(checkpoint),
             "config_sha256": _checksum_of(config.to_dict()),
@@ -58,6 +67,46 @@ def run_of(
         original_window=original_window or original_window_of(config),
         seed=seed,
     )
+
+
+def _called(name: str) -> str:
+    path = Path(name).resolve()
+    if not path.exists():
+        return name
+    return path.parent.name if path.name == _OF_A_RUN and path.parent.name else path.name
+
+
+def run_served(
+    name: str,
+    tokenizer: Tokenizer,
+    window: int,
+    *,
+    seed: int = 0,
+    original_window: int | None = None,
+) -> Run:
+    """Return the same of a model behind a server, of which only name and tokenizer are known."""
+    return Run(
+        name=name,
+        model={"tokenizer_sha256": tokenizer_checksum(tokenizer), "engine": "server"},
+        window=window,
+        original_window=original_window or window,
+        seed=seed,
+    )
+
+
+def frequencies_of(run: Run) -> FrequencyChange | None:
+    """What a model's rule did to its channel pairs; None for a model as it was trained.
+
+    Raises ValueError for settings that are none.
+    """
+    stated = run.model.get("rotary")
+    if not isinstance(stated, str):
+        return None
+    after = RotaryConfig.model_validate_json(stated)
+    if isinstance(after.scaling, Unscaled) and run.window == run.original_window:
+        return None
+    before = after.model_copy(update={"scaling": Unscaled()})
+    return frequency_change(before, after, run.original_window, run.window)
 
 
 def original_window_of(config: DecoderConfig) -> int:
@@ -99,7 +148,7 @@ def _checksum_of(entries: object) -> str:
 
 
 def _rotation(config: DecoderConfig) -> dict[str, Setting]:
-    """Rule, factor and base; where layers differ, those of each group, joined."""
+    """Rules, the largest factor, the base, and all settings of the first layer that rotates."""
     groups = rotary_groups(config)
     rules = dict.fromkeys(group.rotary.scaling.kind for group in groups)
     factors = dict.fromkeys(getattr(group.rotary.scaling, "factor", None) for group in groups)
@@ -108,6 +157,7 @@ def _rotation(config: DecoderConfig) -> dict[str, Setting]:
         "rule": ", ".join(rules) or None,
         "factor": max((factor for factor in factors if factor is not None), default=None),
         "base": next(iter(bases), None),
+        "rotary": groups[0].rotary.model_dump_json() if groups else None,
     }
 
 

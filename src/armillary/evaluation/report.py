@@ -14,13 +14,14 @@ from armillary.diagnosis.frequencies import FrequencyChange
 from armillary.evaluation import plots, tables
 from armillary.evaluation.comparison import Comparison, Family
 from armillary.evaluation.summary import Summary
-from armillary.evaluation.telling import names_of
+from armillary.evaluation.telling import drawn_by, names_of
 from armillary.evaluation.verdict import Gain, gains_of, variants, verdict
 from armillary.files import write_atomically
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+_LONGEST_TITLE = 60
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 _FAMILIES: dict[Family, str] = {
@@ -64,7 +65,6 @@ def render(
     if frequencies and len(frequencies) != len(summaries):
         raise ValueError(f"{len(frequencies)} frequencies for {len(summaries)} models")
     gains = gains_of(summaries, comparison)
-    names = names_of([each.run for each in summaries])
     contents = {
         "title": _title(summaries),
         "verdict": [_whole(sentence) for sentence in verdict(summaries, comparison)],
@@ -76,7 +76,6 @@ def render(
         ],
         "provenance": [(title, _shown(table)) for title, table in tables.provenance(summaries)],
         "commands": list(commands),
-        "names": names,
     }
     return page.render(TEMPLATE, contents)
 
@@ -100,8 +99,9 @@ class _Section:
 def _title(summaries: Sequence[Summary]) -> str:
     if len(summaries) == 1:
         return f"Evaluation of {summaries[0].run.name}"
-    names = names_of([each.run for each in summaries])
-    return f"Evaluation of {len(names)} models: {', '.join(names)}"
+    names = ", ".join(names_of([each.run for each in summaries]))
+    listed = f": {names}" if len(names) <= _LONGEST_TITLE else ""
+    return f"Evaluation of {len(summaries)} models{listed}"
 
 
 def _sections(
@@ -120,6 +120,7 @@ def _sections(
         folded=_folded("Effective lengths in numbers", tables.effective(summaries)),
     )
     yield _losses(summaries, gains)
+    retained = tables.short(summaries, comparison)
     yield _questions(summaries)
     yield _Section(
         "short",
@@ -127,7 +128,7 @@ def _sections(
         "What the model could do before: the loss of fixed short texts, and short tasks by the "
         "likeliest of their choices.",
         _drawn(plots.short_plots(summaries)),
-        folded=_folded("Short texts in numbers", tables.short(summaries)),
+        tables=[("In numbers", _shown(retained))] if retained.rows else [],
     )
     if comparison is not None:
         yield _compared(comparison, summaries)
@@ -167,8 +168,9 @@ def _losses(summaries: Sequence[Summary], gains: Sequence[Gain]) -> _Section:
         "loss",
         "Loss and perplexity",
         "The same target tokens under growing context, weighted by tokens; what a longer context "
-        "has to beat is cropping the text to the old window. Intervals are of 95 %, drawn by "
-        "document. Perplexity is the exponential of the loss.",
+        "has to beat is cropping the text to the old window: below 0 is better. Intervals are of "
+        f"95 %, drawn over {drawn_by([s.run for s in summaries])}; bands are wide because texts "
+        "differ, and differences are paired. Perplexity is the exponential of the loss.",
         _drawn(plots.loss_plots(summaries, gains)),
         folded=[
             *_folded(
@@ -214,7 +216,7 @@ def _drawn(drawn: Iterable[plots.Plot]) -> list[tuple[str, "Markup"]]:
 
 
 def _folded(title: str, table: tables.Table) -> list[tuple[str, dict[str, Any]]]:
-    count = f"{title} ({len(table.rows):,} rows)"
+    count = f"{title} ({len(table.rows):,} row{'' if len(table.rows) == 1 else 's'})"
     return [(count, _shown(table, signs=False))] if table.rows else []
 
 

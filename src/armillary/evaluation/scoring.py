@@ -79,12 +79,10 @@ class Scorer(Protocol):
 def check_question(
     context: Sequence[int], continuations: Sequence[Continuation], window: int
 ) -> None:
-    """Raise ValueError for an empty context, no continuation, or more tokens than the window."""
+    """Raise ValueError for an empty context, or more tokens than the window."""
     if not context:
         raise ValueError("a context needs a token at least; give BOS")
-    if not continuations:
-        raise ValueError("no continuation is given; give one at least")
-    longest = max(len(each.tokens) for each in continuations)
+    longest = max((len(each.tokens) for each in continuations), default=0)
     if len(context) + longest > window:
         raise ValueError(
             f"{len(context)} tokens of context and {longest} of continuation are more than the "

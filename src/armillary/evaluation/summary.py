@@ -85,11 +85,15 @@ class EffectiveLength:
 
 @dataclass(frozen=True)
 class ShortTask:
-    """Accuracy on a short task; `normalised` by log-probability per byte."""
+    """Accuracy on a short task; `normalised` by log-probability per character.
+
+    `cut` counts the questions that were longer than the window, and lost their start.
+    """
 
     task: str
     accuracy: Estimate
     normalised: Estimate | None
+    cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -272,6 +276,7 @@ def _short_tasks(rows: Sequence[ChoiceRow]) -> tuple[ShortTask, ...]:
                 task,
                 wilson(sum(row.correct for row in each), len(each)),
                 wilson(sum(normalised), len(normalised)) if normalised else None,
+                sum(row.cut > 0 for row in each),
             )
         )
     return tuple(tasks)

@@ -13,6 +13,7 @@ from armillary.evaluation.records import Setting
 from armillary.evaluation.summary import LossAt, Rate, Summary
 from armillary.evaluation.telling import (
     counted,
+    drawn_by,
     names_of,
     number,
     percent,
@@ -147,7 +148,7 @@ def losses(summaries: Sequence[Summary], curves: Sequence[Sequence[LossAt]], at:
         ("perplexity", "n"),
         *([("over cropping", "n")] if paired else []),
         ("tokens", "n"),
-        ("documents", "n"),
+        (drawn_by([s.run for s in summaries]), "n"),
     ]
     return Table(heads, [row for _, _, row in sorted(rows, key=lambda each: each[:2])])
 
@@ -215,14 +216,17 @@ def _whole(value: int | None) -> str:
 # Short texts
 
 
-def short(summaries: Sequence[Summary]) -> Table:
-    """Loss on short texts and short tasks, by model."""
+def short(summaries: Sequence[Summary], comparison: Comparison | None = None) -> Table:
+    """Loss on short texts and short tasks, by model, and paired with the first one's."""
     rows: list[tuple[Cell, ...]] = []
     models = models_of(summaries)
+    beside = _beside(comparison)
     for model, summary in zip(models, summaries, strict=True):
         if summary.short_loss:
             loss = summary.short_loss
-            rows.append(("loss, nats per token", model, with_bounds(loss), "–", f"{loss.count:,}"))
+            paired = beside.get((model.place, None), "–")
+            told = with_bounds(loss)
+            rows.append(("loss, nats per token", model, told, paired, "–", f"{loss.count:,}"))
     for task in dict.fromkeys(each.task for s in summaries for each in s.short_tasks):
         for model, summary in zip(models, summaries, strict=True):
             rows += [
@@ -230,6 +234,7 @@ def short(summaries: Sequence[Summary]) -> Table:
                     task,
                     model,
                     rate_with_bounds(each.accuracy),
+                    beside.get((model.place, task), "–"),
                     "–" if each.normalised is None else rate_with_bounds(each.normalised),
                     f"{each.accuracy.count:,}",
                 )
@@ -240,10 +245,28 @@ def short(summaries: Sequence[Summary]) -> Table:
         ("what", ""),
         ("model", ""),
         ("measured", "n"),
+        (f"paired with {models[0]}", "n"),
         ("by log-probability per byte", "n"),
         ("instances", "n"),
     ]
+    if comparison is None:
+        del heads[3]
+        rows = [(*row[:3], *row[4:]) for row in rows]
     return Table(heads, rows)
+
+
+def _beside(comparison: Comparison | None) -> dict[tuple[int, str | None], str]:
+    """The differences of short loss (no task) and of accuracies, by the model's place."""
+    if comparison is None:
+        return {}
+    return {
+        (
+            comparison.names.index(each.model),
+            each.task if each.measure == "accuracy" else None,
+        ): f"{_value_with_bounds(each)}{'' if side_of(each) == 'open' else ' ' + side_of(each)}"
+        for each in comparison.differences
+        if each.measure in ("short loss", "accuracy")
+    }
 
 
 # Comparison
@@ -379,6 +402,11 @@ def provenance(summaries: Sequence[Summary]) -> Iterator[tuple[str, Table]]:
         heads = [("", ""), *((str(model), "any") for model in models)]
         rows = [(key, *(each.get(key, "–") for each in facts)) for key in apart]
         yield "What is each model's own", Table(heads, rows)
+    for model, summary in zip(models, summaries, strict=True):
+        if summary.run.plan:
+            whose = "" if len(models) == 1 else f" for {model}"
+            rows = [(key, told(value)) for key, value in summary.run.plan.items()]
+            yield f"What the budget of time made of it{whose}", Table([("", ""), ("", "any")], rows)
     settings: dict[tuple[str, str, str], list[str]] = {}
     for model, summary in zip(models, summaries, strict=True):
         for task, chosen in summary.run.tasks.items():

@@ -1,12 +1,14 @@
 """Estimates and names in words, as the page, the card and the terminal say them."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from armillary.evaluation.records import Run
 from armillary.evaluation.summary import Estimate
 
-_LONGEST_NAME = 26
+_LONGEST_NAME, _FEW = 26, 3
+_SEPARATORS = re.compile(r"([/_.-])")
 
 
 def joined(words: Iterable[str]) -> str:
@@ -38,7 +40,7 @@ def points(share: float) -> str:
 def bounds(estimate: Estimate, digits: int = 3, signed: bool = False) -> str:
     """Return an estimate's interval: 2.101 to 2.203."""
     if math.isinf(estimate.low) and math.isinf(estimate.high):
-        return "one document gives no interval"
+        return "one text gives no interval"
     low, high = (number(each, digits, signed) for each in (estimate.low, estimate.high))
     return f"{low} to {high}"
 
@@ -64,19 +66,50 @@ def tokens(length: int | None) -> str:
     return "no length" if length is None else f"{length:,} tokens"
 
 
+def drawn_by(runs: Sequence[Run]) -> str:
+    """What the intervals of losses were drawn by: documents, or stretches of few documents."""
+    perplexity = [run.tasks.get("perplexity", {}) for run in runs]
+    stretches = any(each.get("intervals") == "by stretch" for each in perplexity)
+    return "stretches" if stretches else "documents"
+
+
+def few(names: Sequence[str], of: int) -> str:
+    """Return some of `of` models: their names when they are few, or how many."""
+    if len(names) == of > 1:
+        return "all models"
+    return joined(names) if len(names) <= _FEW else f"{len(names)} of {of} models"
+
+
 def names_of(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The models' names as a picture has room for them, numbered where two are alike."""
-    names = [_short(run.name) for run in runs]
+    """The models' names as a picture has room for them, numbered where two are alike.
+
+    Where one is long, all lose the parts at both ends that all share.
+    """
+    names = [" ".join(run.name.split()) for run in runs]
+    if max(map(len, names), default=0) > _LONGEST_NAME:
+        names = [_short(name) for name in _without_shared_ends(names)]
     return tuple(
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)
     )
 
 
+def _without_shared_ends(names: Sequence[str]) -> list[str]:
+    parts = [_SEPARATORS.split(name.rstrip("/")) for name in names]  # part, separator, part, …
+    shortest = min(map(len, parts))
+    head = next((i for i in range(shortest) if len({each[i] for each in parts}) > 1), 0)
+    tail = next((i for i in range(shortest) if len({each[-1 - i] for each in parts}) > 1), 0)
+    tail = min(tail, shortest - head - 1)
+    return [
+        ("…" if head else "") + "".join(each[head : len(each) - tail]) + ("…" if tail else "")
+        for each in parts
+    ]
+
+
 def _short(name: str) -> str:
-    """Return a name, of a path its end."""
-    if len(name) > _LONGEST_NAME and "/" in name.rstrip("/"):
-        name = name.rstrip("/").rsplit("/", 1)[1]
+    """Return a name; of a long path its end, of any long name its two ends."""
+    if len(name) > _LONGEST_NAME and "/" in name:
+        name = name.rsplit("/", 1)[1]
     if len(name) > _LONGEST_NAME:
         half = _LONGEST_NAME // 2
         name = f"{name[: half - 1]}…{name[-half:]}"

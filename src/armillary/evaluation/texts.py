@@ -5,9 +5,11 @@ Names of documents hold no folders, so that results of one text read on two mach
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+from armillary.data.dataset import TokenDataset
 from armillary.data.documents import Skipped
+from armillary.data.prepared import FACTS, VALIDATION
 from armillary.data.sources import PYTHON_STDLIB, Source, find_sources, read_source
 from armillary.errors import UserError
 from armillary.evaluation.perplexity import Document
@@ -22,11 +24,15 @@ def read_documents(
 ) -> tuple[tuple[Document, ...], tuple[str, ...]]:
     """Return documents as ids without BOS, and what is to be said of those that are left out.
 
-    arguments  files, directories, patterns, `python-stdlib`, `hub:…`, as `find_sources` takes them
+    arguments  files, directories, patterns, `python-stdlib`, `hub:…`, as `find_sources` takes them;
+               or a directory that `armillary prepare` or a training run made, alone, of which the
+               held-out documents are taken
     least      tokens without which a document is of no use
     Of python-stdlib the 32 largest files are taken, of other text the first 64 MiB.
     Raises UserError for what is no text or holds no document that is long enough.
     """
+    if len(arguments) == 1 and (Path(arguments[0]) / FACTS).is_file():
+        return _held_out(Path(arguments[0]), tokenizer, least)
     sources = find_sources(arguments)
     largest_first = list(arguments) == [PYTHON_STDLIB]
     if largest_first:
@@ -49,14 +55,37 @@ def read_documents(
             names[name] += 1
             number = names[name]
             documents.append(Document(name if number == 1 else f"{name}#{number}", ids))
+    return _found(documents, short, notices, ", ".join(arguments), least)
+
+
+def _found(
+    documents: Sequence[Document], short: int, notices: list[str], where: str, least: int
+) -> tuple[tuple[Document, ...], tuple[str, ...]]:
     if not documents:
         raise UserError(
-            f"{', '.join(arguments)}: no document has {least:,} tokens; give a longer text with "
-            "--text, or shorter --lengths"
+            f"{where}: no document has {least:,} tokens; give a longer text with --text, or "
+            "shorter --lengths"
         )
     if short:
         notices.append(f"{short:,} documents have fewer than {least:,} tokens and are left out")
     return tuple(documents), tuple(notices)
+
+
+def _held_out(
+    directory: Path, tokenizer: Tokenizer, least: int
+) -> tuple[tuple[Document, ...], tuple[str, ...]]:
+    """The documents that no training run on this prepared text sees, without BOS and end token."""
+    dataset = TokenDataset(directory, VALIDATION, tokenizer=tokenizer)
+    if dataset.masked:
+        raise UserError(f"{directory}: holds chats; losses are measured on long documents")
+    start = len(tokenizer.begin([]))
+    documents: list[Document] = []
+    for number, length in enumerate(dataset.lengths.tolist()):
+        if length - start - 1 >= least:
+            ids = tuple(dataset[number][start:-1].tolist())
+            documents.append(Document(f"{VALIDATION}/{number}", ids))
+    short = len(dataset) - len(documents)
+    return _found(documents, short, [], str(directory), least)
 
 
 def _texts(sources: Sequence[Source], notices: list[str]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from armillary.evaluation.comparison import Comparison, Difference, Trade
 from armillary.evaluation.summary import EffectiveLength, Estimate, LossAt, Summary
-from armillary.evaluation.telling import bounds, joined, names_of, number
+from armillary.evaluation.telling import bounds, few, joined, names_of, number
 
 Side = Literal["better", "worse", "open"]
 _MOST_NAMED, _MOST_TASKS = 4, 3
@@ -112,7 +112,8 @@ def _gained(gains: Sequence[Gain]) -> Iterator[str]:
             text = f"with {at:,} tokens of context no model is shown to predict better {than} "
             yield text + f"tokens, and {_listed(worse, _UNIT)} {_verb(worse, 'predict')} worse"
         else:
-            yield f"with {at:,} tokens of context no model is shown to differ from {against} tokens"
+            text = f"with {at:,} tokens of context no model is shown to predict better or worse "
+            yield f"{text}{than} tokens"
 
 
 def _by_place(gains: Sequence[Gain]) -> list[tuple[tuple[int, str], list[Gain]]]:
@@ -179,7 +180,7 @@ def _held(summaries: Sequence[Summary]) -> Iterator[str]:
         best.setdefault((longest, who), []).append(variant)
     alone = len(summaries) == 1
     parts = [
-        f"{joined(told)} to {length:,} tokens" + ("" if alone else f" ({_who(who, names)})")
+        f"{joined(told)} to {length:,} tokens" + ("" if alone else f" ({few(who, len(names))})")
         for (length, who), told in sorted(best.items(), reverse=True)[:_MOST_TASKS]
     ]
     if len(best) > _MOST_TASKS:
@@ -190,15 +191,13 @@ def _held(summaries: Sequence[Summary]) -> Iterator[str]:
         yield f"questions are answered: {joined(parts)}"
 
 
-def _who(who: Sequence[str], names: Sequence[str]) -> str:
-    if len(who) == len(names):
-        return "all"
-    return joined(who) if len(who) <= _MOST_NAMED else f"{len(who)} of {len(names)} models"
-
-
 def variants(summaries: Sequence[Summary]) -> list[str]:
     """The kinds of question that were asked, in the order in which they come first."""
-    return list(dict.fromkeys(each.variant for s in summaries for each in s.effective))
+    asked: dict[str, None] = {}
+    for summary in summaries:
+        asked.update(dict.fromkeys(each.variant for each in summary.effective))
+        asked.update(dict.fromkeys(each.variant for each in summary.rates))
+    return list(asked)
 
 
 def effective_of(summary: Summary, variant: str) -> EffectiveLength | None:
@@ -259,7 +258,7 @@ def _unmeasured(summaries: Sequence[Summary], gains: Sequence[Gain]) -> Iterator
 
 
 def _scope(summaries: Sequence[Summary]) -> str:
-    documents = max((each.loss.count for s in summaries for each in s.by_context), default=0)
+    documents = max(map(_documents, summaries))
     longest = max(
         [
             *(each.at for s in summaries for each in s.by_context),
@@ -272,6 +271,14 @@ def _scope(summaries: Sequence[Summary]) -> str:
     if other and more:
         return f"{other} or beyond {longest:,} tokens"
     return other or more or "anything on long context"
+
+
+def _documents(summary: Summary) -> int:
+    """How many documents losses were measured on; not the stretches that intervals may count."""
+    told = summary.run.tasks.get("perplexity", {}).get("documents")
+    if summary.by_context and isinstance(told, int):
+        return told
+    return max((each.loss.count for each in summary.by_context), default=0)
 
 
 def _sentence(parts: Sequence[str]) -> str:
