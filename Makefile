@@ -47,6 +47,7 @@ bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/finetune.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/time_to_loss.py
+	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/long_text.py
 	$(BIN)/python benchmarks/short_tasks.py
 	$(BIN)/python benchmarks/extension.py

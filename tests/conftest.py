@@ -2,7 +2,10 @@
 
 import os
 
+import pytest
 from hypothesis import settings
+
+from support.browser import chromium
 
 # The same examples in every run, and none fails for being slow on a busy machine.
 settings.register_profile("armillary", derandomize=True, deadline=None)
@@ -16,3 +19,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores; each with all of them would only wait for the others. Read by torch
     # when it is first imported, and by the processes that tests start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """Leave out, by name, what needs a browser where there is none."""
+    if chromium() is None:
+        without = pytest.mark.skip(reason="needs a browser: apt-get install chromium")
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(without)

@@ -58,7 +58,7 @@ def whole(here) -> bytes:
 # when so many cells are done and a moment has passed.
 KILLER = """
 import json, os, random, signal, sys, time
-import armillary.cli._evaluating
+import armillary.cli._evaluating, armillary.evaluation.decoder_scorer, armillary.language_model
 from armillary.cli import main
 arguments, path, cells = json.loads(sys.argv[1])
 draw = random.Random(6)
@@ -70,12 +70,12 @@ while len(kills) < 10:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os._exit(main(arguments))
-    target = draw.randrange((len(kills) * cells) // 10, ((len(kills) + 1) * cells) // 10)
+    target = draw.randrange(len(kills) * cells // 12, (len(kills) + 1) * cells // 12)
     ended = 0
     while done() < target and not ended:
         time.sleep(0.001)
         ended, _ = os.waitpid(child, os.WNOHANG)
-    time.sleep(draw.uniform(0, 0.03))
+    time.sleep(draw.uniform(0, 0.02))
     if not ended:
         os.kill(child, signal.SIGKILL)
         ended = os.WIFSIGNALED(os.waitpid(child, 0)[1])

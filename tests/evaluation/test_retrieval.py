@@ -8,7 +8,7 @@ import pytest
 
 from armillary.errors import UserError
 from armillary.evaluation.decoder_scorer import DecoderScorer
-from armillary.evaluation.records import Cell, QuestionRow
+from armillary.evaluation.records import QuestionRow
 from armillary.evaluation.retrieval import KINDS, Retrieval
 from armillary.evaluation.vocabulary import TaskTokens
 from support.models import build, config
@@ -142,29 +142,46 @@ def test_what_shows_how_answers_look_is_recorded_too() -> None:
 
 def test_a_set_is_the_same_in_every_run_and_whatever_else_is_asked_for() -> None:
     """Case 111."""
-    wide, again = task(), task(lengths=(500,), distractors=(2,), variants=("near-miss",))
+    wide = task(instances=3)
+    again = task(instances=3, lengths=(500,), distractors=(2,), variants=("near-miss",))
     cells = {cell.key: cell for cell in wide.cells()}
     for cell in again.cells():
         assert cells[cell.key] == cell
         assert wide.prompts(cell) == again.prompts(cell)
     assert wide.prompts(cell) != replace(wide, seed=1).prompts(cell)
-    one, other = (task().prompts(Cell(c.key, c.settings, c.work)) for c in again.cells()[:2])
+    one, other = (again.prompts(cell)[0] for cell in again.cells())
     assert one != other
 
 
 def test_cell_keys_and_instances_are_unique() -> None:
-    of = task()
+    of = task(instances=3)
     keys = [cell.key for cell in of.cells()]
     assert len(set(keys)) == len(keys) == 3 * 2 * 3 * 2
     assert all(key.startswith("retrieval/") for key in keys)
     names = [question.name for _, _, question in prompts(of)]
-    assert len(set(names)) == len(names) == len(keys) * len(DEPTHS)
+    assert len(set(names)) == len(names) == 3 * 2 * 3 * 3 * len(DEPTHS)
+
+
+def test_the_instances_of_a_cell_ask_for_other_things_in_the_same_text() -> None:
+    """So that the control is that of both: a row holds what it would hold if it were its own."""
+    for cell in task().cells():
+        found = task().prompts(cell)
+        half = len(found) // 2
+        for one, other in zip(found[:half], found[half:], strict=True):
+            assert one.control == other.control
+            assert [q.factors for q in one.questions] == [q.factors for q in other.questions]
+            asked = {(q.ask, q.answer) for q in one.questions}
+            assert asked.isdisjoint((q.ask, q.answer) for q in other.questions)
+            tokens = {token for q in one.questions for token in q.answer} - {*TOKENS.digits}
+            assert tokens.isdisjoint(other.context)
 
 
 def test_few_distractors_take_several_contexts_and_many_take_one() -> None:
     of = task(variants=("passkey",), lengths=(500,), instances=1)
     sizes = [[len(p.questions) for p in of.prompts(cell)] for cell in of.cells()]
     assert sizes == [[1, 1, 1, 1], [2, 2], [4]]
+    both = replace(of, instances=2)
+    assert both.prompts(both.cells()[0])[:4] == of.prompts(of.cells()[0])
     contexts = [prompt.context for prompt in of.prompts(of.cells()[0])]
     shared = [
         next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
@@ -228,6 +245,25 @@ def test_a_model_that_knows_nothing_is_at_chance() -> None:
     assert {row.candidates for row in found} == {4}
     assert 0.10 < np.mean([row.rank == 0 for row in found]) < 0.40
     assert np.mean([row.exact for row in found]) < 0.05
+
+
+def test_the_work_of_a_cell_is_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is told by it beforehand, so it has to know what contexts share."""
+    scorer = DecoderScorer(build(config(vocab_size=400, max_positions=500)))
+    computed = [0]
+    run = scorer.decoder._run
+
+    def counted(ids, *arguments):
+        computed[0] += ids.shape[1]
+        return run(ids, *arguments)
+
+    monkeypatch.setattr(scorer.decoder, "_run", counted)
+    of = task(lengths=(500,), tokens=TaskTokens.of_size(400))
+    for cell in of.cells():
+        scorer.begin()
+        computed[0] = 0
+        of.run(cell, scorer)
+        assert abs(sum(new for _, new in cell.work) / computed[0] - 1) < 0.1
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,7 @@ def test_damaged_compression_is_named(tmp_path):
 
 
 @pytest.mark.download
-def test_the_packages_questions_are_lm_evals(tmp_path, monkeypatch):
-    monkeypatch.setenv("ARMILLARY_CACHE", str(tmp_path))
+def test_the_packages_questions_are_whole_and_cleaned_as_lm_eval_cleans_them():
     questions = {task: read_questions(task) for task in TASKS}
     assert {task: len(found) for task, found in questions.items()} == {
         "lambada": 5153,

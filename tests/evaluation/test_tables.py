@@ -63,7 +63,7 @@ def test_losses_of_one_document_have_no_interval_and_absurd_ones_no_perplexity()
     odd = LossAt(64, Estimate(800.0, float("-inf"), float("inf"), 1), 5, None)
     summary = Summary(Run("m", {}, 64, 64, 0), by_context=(odd,))
     ((_, _, loss, perplexity, *_),) = words(tables.losses([summary], [summary.by_context], "at"))
-    assert loss == "800.000 (one document gives no interval)"
+    assert loss == "800.000 (one text gives no interval)"
     assert perplexity == "∞"
 
 
@@ -136,6 +136,25 @@ def test_provenance_is_whole():
     assert ["perplexity", "lengths", "64, 128, 256, 512, 1024"] in words(
         told["How the tasks were set"]
     )
+
+
+def test_what_a_budget_made_of_the_grid_is_told():
+    one = summaries()[0]
+    planned = replace(one, run=replace(one.run, plan={"minutes": 10.0, "instances": 4}))
+    title = "What the budget of time made of it"
+    assert words(dict(tables.provenance([planned]))[title]) == [
+        ["minutes", "10.0"],
+        ["instances", "4"],
+    ]
+    assert f"{title} for none" in dict(tables.provenance([planned, summaries()[1]]))
+
+
+def test_losses_that_are_drawn_by_stretch_count_stretches():
+    one = summaries()[0]
+    settings = {"perplexity": {"intervals": "by stretch"}}
+    few = replace(one, run=replace(one.run, tasks=settings))
+    assert tables.losses([one], [one.by_context], "at").heads[-1][0] == "documents"
+    assert tables.losses([few], [few.by_context], "at").heads[-1][0] == "stretches"
 
 
 def test_settings_that_differ_say_whose_they_are():

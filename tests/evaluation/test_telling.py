@@ -43,8 +43,8 @@ def test_intervals_are_said():
     assert percent(0.4) == "40 %"
 
 
-def test_one_document_gives_no_interval():
-    assert bounds(Estimate(2.0, -math.inf, math.inf, 1)) == "one document gives no interval"
+def test_one_text_gives_no_interval():
+    assert bounds(Estimate(2.0, -math.inf, math.inf, 1)) == "one text gives no interval"
 
 
 def test_names_are_short_and_different():

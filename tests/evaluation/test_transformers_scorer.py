@@ -85,14 +85,17 @@ def test_a_context_is_computed_once_unless_frequencies_move(rope, calls):
 
 
 def test_a_context_is_kept_until_the_next_beginning():
+    """A single continuation is run whole, unless its context is there already."""
     model = Counting(peer_of("yarn"))
     scorer = TransformersScorer(model)
-    for _ in range(2):
-        scorer.score(CONTEXT, CONTINUATIONS[:1])
-    assert model.calls == [(19, False), (2, True), (2, True)]
+    scorer.score(CONTEXT, CONTINUATIONS[:1])
+    assert model.calls == [(21, False)]
+    scorer.score(CONTEXT, CONTINUATIONS[:2])
+    scorer.score(CONTEXT, CONTINUATIONS[:1])
+    assert model.calls[1:] == [(19, False), (2, True), (6, True), (2, True)]
     scorer.begin()
     scorer.score(CONTEXT, CONTINUATIONS[:1])
-    assert model.calls[3:] == [(19, False), (2, True)]
+    assert model.calls[5:] == [(21, False)]
 
 
 class Uncached(torch.nn.Module):

@@ -1,6 +1,7 @@
 """Nothing is claimed that the intervals do not show, and what was not shown is said."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -97,6 +98,13 @@ def test_questions_are_told_by_length_and_by_whom():
 def test_a_model_that_was_not_measured_beyond_its_old_window_is_named():
     _, not_shown = verdict([Summary(run("y"), by_context=(loss(256),))])
     assert "what text beyond the old window is worth to y" in not_shown
+
+
+def test_few_documents_are_counted_as_such_though_intervals_draw_by_stretch():
+    settings = {"perplexity": {"documents": 2, "intervals": "by stretch"}}
+    summary = extended(-0.2, -0.1)
+    _, not_shown = verdict([replace(summary, run=replace(summary.run, tasks=settings))])
+    assert "these 2 documents" in not_shown
 
 
 def test_without_measurements_nothing_is_shown():

@@ -97,6 +97,20 @@ def test_gates_say_what_was_measured(shared):
         assert noted["gates"][0]["said"] == short.said
 
 
+def test_short_and_long_losses_stand_side_by_side_before_and_after(shared):
+    """Cases 45 and 46: what the rule alone does to short texts, and what adapting makes of both."""
+    _, adapted, _ = shared
+    for stage, length in zip(adapted.stages, (128, 256), strict=True):
+        short, long = stage.losses
+        assert (short.what, long.what) == ("short texts", f"at {length} tokens")
+        for each in stage.losses:
+            assert len({each.unextended, each.rule_alone, each.adapted}) == 3
+            assert each.adapted < each.unextended - 0.3
+    first, second = (stage.losses[0] for stage in adapted.stages)
+    assert first.unextended == second.unextended
+    assert first.rule_alone == second.rule_alone
+
+
 def test_killed_again_and_again_it_ends_with_the_same_bytes(shared):
     """Processes that are killed; results of measuring differ in the model's name alone."""
     directory, adapted, _ = shared
@@ -116,7 +130,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(shared):
     again = run(directory, "killed", made)
     assert again.reason == "finished"
     assert content(directory / "killed") == content(directory / "whole")
-    for part in ("unextended", "stage-1/measured", "stage-2/measured"):
+    for part in ("unextended", *(f"stage-{n}/measured/adapted" for n in (1, 2))):
         assert read_results(again.work / part)[1] == read_results(adapted.work / part)[1]
 
 

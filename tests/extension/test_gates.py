@@ -87,7 +87,7 @@ def gates(tmp_path):
     documents = [[*range(3 + n, 40 + n), 2] * 15 for n in range(6)]
     held_out = made_up(tmp_path / "data", documents)
     made = Gates(
-        GateSettings(short_texts=4, questions=6),
+        GateSettings(short_texts=4, questions=6, long_texts=3),
         seed=1,
         original=open_checkpoint(tmp_path / "model"),
         tokenizer=lm.tokenizer,
@@ -101,15 +101,20 @@ def gates(tmp_path):
 def test_a_model_is_measured_on_the_same_texts_and_facts_as_the_unextended_one(gates):
     """The same model twice: nothing lost, and nothing to find where nothing was found."""
     made, directory = gates
-    short, found = made.measure(made.original, "again", 512, directory / "again")
+    held = made.measure(made.original, made.original, 512, directory / "again")
+    short, found = held.gates
     assert short.passed is True
     assert "+0.0000 (95 %: +0.0000 to +0.0000)" in short.said
     assert found.passed is None
     assert "where chance finds" in found.said
-    (_, ours), (_, theirs) = (read_results(directory / d) for d in ("again", "unextended"))
-    assert ours == theirs
-    assert sum(isinstance(row, LossRow) for row in ours) == 4
+    (_, ours), (_, theirs) = (read_results(directory / d) for d in ("again/adapted", "unextended"))
+    assert [row for row in ours if getattr(row, "task", "") != "perplexity"] == theirs
+    assert sum(isinstance(row, LossRow) for row in theirs) == 4
     assert sum(isinstance(row, QuestionRow) for row in ours) == 11  # whole contexts
+    short_texts, long_texts = held.losses
+    assert short_texts.unextended == short_texts.rule_alone == short_texts.adapted
+    assert long_texts.what == "at 512 tokens"
+    assert long_texts.unextended == pytest.approx(long_texts.adapted, abs=1e-6)
 
 
 def test_what_is_measured_is_not_measured_again_unless_something_else_is_asked(gates):
@@ -117,13 +122,16 @@ def test_what_is_measured_is_not_measured_again_unless_something_else_is_asked(g
     asked = []
     counting = dataclasses.replace(made, progress=lambda p: asked.append(p.cell))
     vars(counting)["_tokens"] = made._tokens
-    counting.measure(made.original, "again", 512, directory / "again")
+    counting.measure(made.original, made.original, 512, directory / "again")
     cells = [cell for cell in asked if cell is not None]
-    assert len(cells) == 2 * (4 + 1)
+    # Unextended, cropped, under the rule alone, adapted.
+    assert len(cells) == (4 + 1) + 3 + (4 + 3) + (4 + 1 + 3)
     asked.clear()
-    counting.measure(made.original, "again", 512, directory / "again")
-    assert asked == [None, None]
-    other = dataclasses.replace(counting, settings=GateSettings(short_texts=5, questions=6))
+    counting.measure(made.original, made.original, 512, directory / "again")
+    assert asked == [None] * 4
+    other = dataclasses.replace(
+        counting, settings=GateSettings(short_texts=5, questions=6, long_texts=3)
+    )
     vars(other)["_tokens"] = made._tokens
-    other.measure(made.original, "again", 512, directory / "again")
-    assert len([cell for cell in asked if cell is not None]) == 2 * (5 + 1)
+    other.measure(made.original, made.original, 512, directory / "again")
+    assert len([cell for cell in asked if cell is not None]) == (5 + 1) + (5 + 3) + (5 + 1 + 3)

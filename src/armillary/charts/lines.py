@@ -93,7 +93,7 @@ def line_chart(chart: Chart, description: str) -> str:
     up, y_scale = _upright(chart, measured, height - 2.4 * LINE, top)
     left = 10 + max(width_of(text) for _, text in up.ticks)
     across, x_scale = _level(chart, drawn, left)
-    add_text(svg, 0, 12, chart.y_label + y_scale)
+    add_text(svg, 0, 12, fitted(chart.y_label, WIDTH - width_of(y_scale)) + y_scale)
     _draw_legend(svg, legend)
     draw_axes(svg, across, up, chart.x_label + x_scale)
     for value, name in chart.rules:

@@ -65,7 +65,7 @@ def path(places: Iterable[Point]) -> str:
 
 def width_of(words: str) -> float:
     """Return the room that words need, a little more rather than less."""
-    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in words)
+    wide = sum(each in "…→" or unicodedata.east_asian_width(each) in "WF" for each in words)
     broad = sum(each in _BROAD for each in words)
     return CHARACTER * (len(words) + wide + broad / 2)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from armillary.cli import _extension
 from armillary.cli._options import Interrupted, NotReached, print_json, print_keys, progress_console
 from armillary.cli._progress import SECONDS_BETWEEN_LINES
-from armillary.wording import clock_text
+from armillary.wording import clock_text, loss_text
 
 if TYPE_CHECKING:
     from armillary.checkpoints.checkpoint import Checkpoint
@@ -119,6 +119,7 @@ def _facts(stage: "Stage") -> dict[str, object]:
         "steps": stage.steps,
         "passed": stage.passed,
         "gates": [vars(gate) for gate in stage.gates],
+        "losses": [vars(each) for each in stage.losses],
     }
 
 
@@ -130,6 +131,11 @@ def _lines(stage: "Stage") -> Iterator[str]:
     for gate in stage.gates:
         mark = {True: "holds", False: "does not hold", None: "left out"}[gate.passed]
         yield f"    {gate.name}, {mark}: {gate.said}"
+    for each in stage.losses:
+        yield (
+            f"    {each.what}: {loss_text(each.unextended)} unextended, "
+            f"{loss_text(each.rule_alone)} under the rule alone, {loss_text(each.adapted)} adapted"
+        )
 
 
 def _advice(adapted: "Adapted") -> str:

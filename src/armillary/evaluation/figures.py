@@ -4,9 +4,11 @@ They are the page's own plots: the same titles, data, intervals and looks of mod
 """
 
 import io
+import math
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,9 @@ def draw(plot: plots.Plot) -> Any:
     else:
         figure = Figure(figsize=(7, 4.6), layout="constrained")
         _draw_chart(figure.add_subplot(), shown)
-    figure.axes[0].set_title(textwrap.fill(plot.title, 72), fontsize=11, loc="left")
+    named = bool(getattr(shown, "marks", ()) or getattr(shown, "border_name", ""))
+    title = textwrap.fill(plot.title, 72)
+    figure.axes[0].set_title(title, fontsize=11, loc="left", pad=18 if named else 6)
     figure.axes[0].spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -100,68 +104,95 @@ def _file_name(name: str) -> str:
 
 
 def _draw_chart(axes: Any, chart: Chart) -> None:
+    at = sorted({x for each in chart.series for x, _ in each.points})
     if chart.doubling:
         axes.set_xscale("log", base=2)
-        at = sorted({x for each in chart.series for x, _ in each.points})
+    if chart.doubling or chart.whiskers:
         axes.set_xticks(at, [f"{x:,.0f}" for x in at])
         axes.minorticks_off()
     if chart.logarithmic:
         axes.set_yscale("log")
     for place, each in enumerate(chart.series):
-        _draw_series(axes, chart, each, place)
-    for value, name in chart.rules:
-        axes.axhline(value, color=_GREY, linewidth=1, linestyle=":", label=name)
+        beside = _beside(chart, at, place - (len(chart.series) - 1) / 2)
+        _draw_series(axes, chart, each, beside)
+    _draw_rules(axes, chart.rules)
     for value, name in chart.marks:
         axes.axvline(value, color=_GREY, linewidth=1, linestyle="--")
-        axes.annotate(
-            name,
-            (value, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, -10),
-            textcoords="offset points",
-            color=_GREY,
-            fontsize=8,
-        )
+        _name_above(axes, value, name, ("data", "axes fraction"), 1)
     if chart.span is not None:
         low, high = chart.span
-        axes.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
+        axes.set_ylim(low, high)
+        for place, each in enumerate(chart.series):
+            beside = _beside(chart, at, place - (len(chart.series) - 1) / 2)
+            _draw_beyond(axes, each, beside, low, high)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     if len(chart.series) + len(chart.rules) > 1:
         axes.legend(frameon=False, fontsize=9)
 
 
-def _draw_series(axes: Any, chart: Chart, series: Series, place: int) -> None:
+def _draw_rules(axes: Any, rules: Sequence[tuple[float, str]]) -> None:
+    """Draw rules; one is told by the legend, several by words on them."""
+    for value, name in rules:
+        label = name if len(rules) == 1 else None
+        axes.axhline(value, color=_GREY, linewidth=1, linestyle=":", label=label)
+        if label is None:
+            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            axes.annotate(name, (0, value), xytext=(4, 3), fontsize=8, color=_GREY, **place)
+
+
+def _name_above(axes: Any, x: float, name: str, coordinates: Any, y: float) -> None:
+    place = {"xycoords": coordinates, "textcoords": "offset points"}
+    axes.annotate(name, (x, y), xytext=(0, 4), fontsize=8, color=_GREY, ha="center", **place)
+
+
+def _beside(chart: Chart, at: Sequence[float], steps: float) -> Callable[[float], float]:
+    """How far aside a series stands, so that whiskers do not hide each other."""
+    if chart.doubling:
+        return lambda x: x * (1 + 0.015 * steps)
+    gap = min((b - a for a, b in pairwise(at)), default=1.0)
+    return lambda x: x + 0.03 * gap * steps
+
+
+def _draw_series(axes: Any, chart: Chart, series: Series, beside: Callable[[float], float]) -> None:
     if not series.points:
         return
     xs, ys = zip(*series.points, strict=True)
     if series.look != "measured":
-        axes.plot(xs, ys, color=_GREY, linewidth=1, linestyle=":", label=series.name)
+        axes.plot(xs, ys, color=_GREY, linewidth=1, label=series.name)
         return
     look = {
         "color": HUES[series.number % len(HUES)][0],
         "linestyle": _dashes(series.number),
         "marker": MARKERS[series.number % len(MARKERS)],
         "markersize": 5,
-        "markevery": max(1, -(-len(xs) // 12)),
         "label": series.name,
     }
-    bounds = [each or (y, y) for each, y in zip(series.bounds, ys, strict=False)]
+    bounds = [
+        each if each and all(map(math.isfinite, each)) else (y, y)
+        for each, y in zip_longest(series.bounds, ys)
+    ]
     lows, highs = [low for low, _ in bounds], [high for _, high in bounds]
-    if not bounds:
-        axes.plot(xs, ys, **look)
-    elif chart.whiskers:
-        aside = 1 + 0.015 * (place - (len(chart.series) - 1) / 2)
-        beside = [x * aside for x in xs]
+    if chart.whiskers:
         errors = [
             [max(0.0, y - low) for y, low in zip(ys, lows, strict=True)],
             [max(0.0, high - y) for y, high in zip(ys, highs, strict=True)],
         ]
-        del look["markevery"]
-        axes.errorbar(beside, ys, yerr=errors, elinewidth=1, capsize=2, **look)
+        axes.errorbar([*map(beside, xs)], ys, yerr=errors, elinewidth=1, capsize=2, **look)
     else:
-        axes.plot(xs, ys, **look)
+        axes.plot(xs, ys, markevery=max(1, -(-len(xs) // 12)), **look)
         axes.fill_between(xs, lows, highs, color=look["color"], alpha=0.16, linewidth=0)
+
+
+def _draw_beyond(
+    axes: Any, series: Series, beside: Callable[[float], float], low: float, high: float
+) -> None:
+    """Draw arrows at the edge where points lie beyond it."""
+    colour = HUES[series.number % len(HUES)][0]
+    for x, y in series.points:
+        if not low <= y <= high:
+            edge, arrow = (high, "^") if y > high else (low, "v")
+            axes.plot([beside(x)], [edge], color=colour, marker=arrow, markersize=7, clip_on=False)
 
 
 def _dashes(number: int) -> Any:
@@ -175,10 +206,11 @@ def _draw_bars(axes: Any, bars: Sequence[Bar]) -> None:
         axes.barh(place, bar.value, color=colour, edgecolor=_GREY, height=0.65)
         end = bar.value
         if bar.reach is not None:
-            axes.plot([bar.value, bar.reach], [place, place], color=_GREY, linewidth=0.8)
+            axes.barh(place, bar.reach, color="#eeeeee", height=0.65, zorder=0)
             end = max(end, bar.reach)
         if bar.bounds is not None:
             low, high = bar.bounds
+            axes.plot([low, high], [place, place], color="white", linewidth=4, alpha=0.7)
             errors = [[max(0.0, bar.value - low)], [max(0.0, high - bar.value)]]
             axes.errorbar(bar.value, place, xerr=errors, color="black", capsize=3, elinewidth=1)
             end = max(end, high)
@@ -203,14 +235,7 @@ def _draw_heat(axes: Any, heat: HeatMap) -> None:
         axes.text(column + 0.5, row + 0.5, cell.words, color=ink, ha="center", va="center")
     if heat.border is not None and 0 < heat.border < len(heat.columns):
         axes.axvline(heat.border, color="black", linewidth=1.5)
-        axes.annotate(
-            heat.border_name,
-            (heat.border, 0),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
+        _name_above(axes, heat.border, heat.border_name, "data", 0)
     axes.set_xlim(0, len(heat.columns))
     axes.set_ylim(len(heat.rows), 0)
     axes.set_xticks([each + 0.5 for each in range(len(heat.columns))], heat.columns)

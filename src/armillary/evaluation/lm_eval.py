@@ -59,11 +59,11 @@ class _Answers:
         fits = [fitted(pair, self._scorer.window) for pair in pairs]
         _warn_of(sum(cut > 0 for _, cut in fits), self._scorer.window)
         self._scorer.begin()
-        scored = score_pairs(self._scorer, [pair for pair, _ in fits])
-        answers = [(each.total, each.exact) for each in scored]
-        for pair, answer in zip(texts, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood", pair, answer)
-        return answers
+        answers: dict[int, tuple[float, bool]] = {}
+        for number, scored in score_pairs(self._scorer, [pair for pair, _ in fits]):
+            answers[number] = scored.total, scored.exact
+            self.cache_hook.add_partial("loglikelihood", texts[number], answers[number])
+        return [answers[number] for number in range(len(texts))]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Return the log-probability of each whole text, in windows that score each token once."""
@@ -71,7 +71,7 @@ class _Answers:
         answers = []
         for request in requests:
             windows = list(self._windows(request.args[0]))
-            answers.append(sum(each.total for each in score_pairs(self._scorer, windows)))
+            answers.append(sum(each.total for _, each in score_pairs(self._scorer, windows)))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
         return answers
 

@@ -6,7 +6,7 @@ where the tokenizer's own rule for raw text has one.
 Source: EleutherAI's lm-evaluation-harness 0.4.13, `TemplateLM` and `HFLM`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from armillary.errors import UserError
 from armillary.evaluation.scoring import Continuation, Scored, Scorer
@@ -69,16 +69,15 @@ def fitted(pair: Pair, window: int) -> tuple[Pair, int]:
     return (context[cut:], continuation), cut
 
 
-def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> list[Scored]:
+def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]:
     """Score each continuation after its context, those that share a context in one question.
 
-    Contexts that begin alike come one after the other, so that what they share can be kept.
+    Gives each pair's number and score as they come: contexts that begin alike are asked one after
+    the other, so that what they share can be kept.
     """
     sharing: dict[tuple[int, ...], list[int]] = {}
     for number, (context, _) in enumerate(pairs):
         sharing.setdefault(context, []).append(number)
-    scored: dict[int, Scored] = {}
     for context, numbers in sorted(sharing.items()):
         asked = [Continuation(pairs[n][1], len(pairs[n][1])) for n in numbers]
-        scored.update(zip(numbers, scorer.score(context, asked), strict=True))
-    return [scored[number] for number in range(len(pairs))]
+        yield from zip(numbers, scorer.score(context, asked), strict=True)

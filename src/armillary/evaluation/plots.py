@@ -159,7 +159,7 @@ def _over_cropping(
         span = (1.2 * max(min(low, -0.1 * limit), -limit), limit)
     return Chart(
         "tokens of context",
-        "nats per token over the same model cropped; below 0 is better",
+        "nats per token over cropping",
         series,
         [(0.0, "as cropped")],
         _windows(summaries, over),
@@ -171,17 +171,16 @@ def _over_cropping(
 def _over_title(names: Sequence[str], over: Sequence[Sequence[LossAt]]) -> str:
     at = max(each.at for curve in over for each in curve)
     last = [
-        (each.over_crop.value, name)
+        (each.over_crop.value, name, each.over_crop)
         for name, curve in zip(names, over, strict=True)
         for each in curve
         if each.at == at and each.over_crop
     ]
-    best, name = min(last)
+    best, name, estimate = min(last, key=lambda each: each[0])
     if len(last) == 1:
-        return (
-            f"{at:,} tokens instead of its old window: {number(best, signed=True)} nats per token"
-        )
-    worst, other = max(last)
+        told = with_bounds(estimate, signed=True)
+        return f"{at:,} tokens instead of its old window: {told} nats per token"
+    worst, other, _ = max(last, key=lambda each: each[0])
     return (
         f"{at:,} tokens instead of the old window: {number(best, signed=True)} nats per token for "
         f"{name}, {number(worst, signed=True)} for {other}"

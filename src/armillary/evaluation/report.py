@@ -14,7 +14,7 @@ from armillary.diagnosis.frequencies import FrequencyChange
 from armillary.evaluation import plots, tables
 from armillary.evaluation.comparison import Comparison, Family
 from armillary.evaluation.summary import Summary
-from armillary.evaluation.telling import names_of
+from armillary.evaluation.telling import drawn_by, names_of
 from armillary.evaluation.verdict import Gain, gains_of, variants, verdict
 from armillary.files import write_atomically
 
@@ -168,8 +168,9 @@ def _losses(summaries: Sequence[Summary], gains: Sequence[Gain]) -> _Section:
         "loss",
         "Loss and perplexity",
         "The same target tokens under growing context, weighted by tokens; what a longer context "
-        "has to beat is cropping the text to the old window. Intervals are of 95 %, drawn by "
-        "document. Perplexity is the exponential of the loss.",
+        "has to beat is cropping the text to the old window: below 0 is better. Intervals are of "
+        f"95 %, drawn over {drawn_by([s.run for s in summaries])}; bands are wide because texts "
+        "differ, and differences are paired. Perplexity is the exponential of the loss.",
         _drawn(plots.loss_plots(summaries, gains)),
         folded=[
             *_folded(
@@ -215,7 +216,7 @@ def _drawn(drawn: Iterable[plots.Plot]) -> list[tuple[str, "Markup"]]:
 
 
 def _folded(title: str, table: tables.Table) -> list[tuple[str, dict[str, Any]]]:
-    count = f"{title} ({len(table.rows):,} rows)"
+    count = f"{title} ({len(table.rows):,} row{'' if len(table.rows) == 1 else 's'})"
     return [(count, _shown(table, signs=False))] if table.rows else []
 
 

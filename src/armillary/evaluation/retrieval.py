@@ -23,6 +23,7 @@ from armillary.evaluation.scoring import Scorer
 from armillary.evaluation.vocabulary import TaskTokens
 
 TAUGHT = 2
+TOGETHER = 2
 NUMBER = 5
 KINDS = ("key-value", "passkey", "near-miss")
 
@@ -51,9 +52,10 @@ class Retrieval:
     passkey    a key of a fixed phrase and a word, and a value of five digits
     near-miss  keys of one word more, of which all share all but one
 
-    A cell is an instance at one length. Its records are asked for in as few contexts as the number
+    An instance has a record at each depth, and they are asked for in as few contexts as the number
     of distractors allows: the records of other depths are a record's distractors too, and only what
-    they leave open is filled with records that are not asked for.
+    they leave open is filled with records that are not asked for. A cell is two instances at one
+    length, in the same text: so they have one control.
 
     lengths      tokens of context, question and answer
     depths       0 right after what begins the text, 1 right before the records that are answered
@@ -76,7 +78,7 @@ class Retrieval:
     seed: int = 0
     candidates: int = 8
     key_tokens: int = 2
-    value_tokens: int = 2
+    value_tokens: int = 1
 
     name: ClassVar[str] = "retrieval"
     version: ClassVar[int] = 1
@@ -90,97 +92,103 @@ class Retrieval:
                 raise UserError(f"a depth is {depth}; it lies from 0 (the start) to 1 (the end)")
         for variant in self.variants:
             for distractors in self.distractors:
-                self._check_words(variant, self._count(distractors))
+                self._check_words(variant, self._drawn(distractors))
                 for length in self.lengths:
-                    self._check_room(variant, length, self._count(distractors))
+                    self._check_room(variant, length, distractors)
 
     def cells(self) -> Sequence[Cell]:
         """By variant, length, distractors and instance."""
         return [
-            self._cell(variant, length, distractors, instance)
+            self._cell(
+                variant, length, distractors, range(self.instances)[first : first + TOGETHER]
+            )
             for variant in self.variants
             for length in self.lengths
             for distractors in self.distractors
-            for instance in range(self.instances)
+            for first in range(0, self.instances, TOGETHER)
         ]
 
     def run(self, cell: Cell, scorer: Scorer) -> list[Row]:
-        """A row for each depth."""
+        """A row for each instance and depth."""
         variant, length = str(cell.settings["variant"]), int(cell.settings["length"] or 0)
         return [*ask(Kind(self.name, variant, length), self.prompts(cell), scorer)]
 
     def prompts(self, cell: Cell) -> list[Prompt]:
         """What is asked in a cell."""
-        variant, length, distractors, instance = cell.settings.values()
+        variant, length, distractors, first, count = cell.settings.values()
         assert isinstance(variant, str)
         assert isinstance(length, int)
         assert isinstance(distractors, int)
-        random = generator(self.name, self.seed, variant, distractors, instance)
-        pairs = self._pairs(variant, self._count(distractors), random)
-        asked = dict(zip(self.depths, pairs, strict=False))
-        others, taught = pairs[len(asked) : -TAUGHT], pairs[-TAUGHT:]
+        assert isinstance(first, int)
+        assert isinstance(count, int)
+        tokens, depths = self.tokens, self.depths
+        random = generator(self.name, self.seed, variant, distractors, first)
+        spare = self._spare(distractors)
+        pairs = self._pairs(variant, self._drawn(distractors), first // TOGETHER, random)
+        taught, loose = pairs[:TAUGHT], pairs[: TAUGHT + spare]
 
-        random = generator(self.name, self.seed, variant, distractors, instance, length)
+        random = generator(self.name, self.seed, variant, distractors, first, length)
         size = self._body(variant, length)
-        record = len(pairs[0].record(self.tokens))
-        starts = {depth: round(depth * (size - record)) for depth in self.depths}
+        record = len(pairs[0].record(tokens))
         used = {token for pair in pairs for token in (*pair.key, *pair.value)}
-        text = filler(self.tokens, size, used | set(self.tokens.digits), random)
+        text = filler(tokens, size, used | set(tokens.digits), random)
+        starts = {depth: round(depth * (size - record)) for depth in depths}
         taken = [range(start, start + record) for start in starts.values()]
-        loose = (*taught, *others)
         places = place(size, taken, [record] * len(loose), random)
-        tail = (self.tokens.newline, *(t for pair in taught for t in pair.line(self.tokens)))
+        tail = (tokens.newline, *(t for pair in taught for t in pair.line(tokens)))
 
         def context(facts: Iterable[tuple[int, _Pair]]) -> Ids:
-            body = overlay(text, [(start, pair.record(self.tokens)) for start, pair in facts])
-            return (*self.tokens.begin, *body, *tail)
+            body = overlay(text, [(start, pair.record(tokens)) for start, pair in facts])
+            return (*tokens.begin, *body, *tail)
 
         prompts = []
-        for group in self._groups(distractors):
-            held = loose[: TAUGHT + distractors + 1 - len(group)]
-            beside = list(zip(places, held, strict=False))
-            questions = []
-            for depth in group:
-                wrong = [asked[other] for other in group if other != depth]
-                wrong += held
-                questions.append(
-                    Question(
-                        name=f"{variant}/{length}/{distractors}/{instance}/{depth:g}",
-                        ask=(*asked[depth].key, self.tokens.colon),
-                        answer=asked[depth].value,
-                        others=tuple(pair.value for pair in self._some(wrong, random)),
-                        factors={"depth": depth, "distractors": distractors},
-                        end=(self.tokens.newline,),
+        for instance in range(first, first + count):
+            own = pairs[len(loose) + (instance - first) * len(depths) :]
+            asked = dict(zip(depths, own, strict=False))
+            for group in self._groups(distractors):
+                held = loose[: TAUGHT + distractors + 1 - len(group)]
+                beside = list(zip(places, held, strict=False))
+                questions = []
+                for depth in group:
+                    wrong = [*held, *(asked[other] for other in group if other != depth)]
+                    questions.append(
+                        Question(
+                            name=f"{variant}/{length}/{distractors}/{instance}/{depth:g}",
+                            ask=(*asked[depth].key, tokens.colon),
+                            answer=asked[depth].value,
+                            others=tuple(pair.value for pair in self._some(wrong, random)),
+                            factors={"depth": depth, "distractors": distractors},
+                            end=(tokens.newline,),
+                        )
                     )
+                needles = [(starts[depth], asked[depth]) for depth in group]
+                prompts.append(
+                    Prompt(context([*beside, *needles]), context(beside), tuple(questions))
                 )
-            prompts.append(
-                Prompt(
-                    context=context([*beside, *((starts[d], asked[d]) for d in group)]),
-                    control=context(beside),
-                    questions=tuple(questions),
-                )
-            )
         return prompts
 
-    def _cell(self, variant: str, length: int, distractors: int, instance: int) -> Cell:
-        groups = self._groups(distractors)
-        size, record = self._body(variant, length), sum(self._widths(variant)) + 3
-        firsts = [round(min(group) * (size - record)) for group in groups]
-        question, value = self._widths(variant)
-        context = length - question - value - 2
-        work = []
-        for group, shared in zip(groups, [0, *firsts[1:]], strict=True):
+    def _cell(self, variant: str, length: int, distractors: int, instances: range) -> Cell:
+        key, value = self._widths(variant)
+        context = length - key - value - 2
+        room = self._body(variant, length) - (key + value + 3)
+        groups = self._groups(distractors) * len(instances)
+        shared, work = 0, []
+        for group in groups:
+            first = round(min(group) * room)
+            shared = min(shared, first)
             work.append((shared, context - shared))
-            work.append((context, len(group) * (question + 2 + self.candidates * (value - 1))))
-        work.append((firsts[-1], context - firsts[-1]))
-        work.append((context, len(self.depths) * (question + value + 1)))
+            work.append((context, len(group) * (key + 2 + self.candidates * (value - 1))))
+            shared = first
+        work.append((shared, context - shared))
+        work.append((context, len(self.depths) * len(instances) * (key + value + 1)))
         return Cell(
-            key=f"{self.name}/{variant}/{length}/{distractors}/{instance}",
+            key=f"{self.name}/{variant}/{length}/{distractors}/{instances[0]}",
             settings={
                 "variant": variant,
                 "length": length,
                 "distractors": distractors,
-                "instance": instance,
+                "instance": instances[0],
+                "instances": len(instances),
             },
             work=tuple(work),
         )
@@ -195,10 +203,13 @@ class Retrieval:
         ordered = sorted(self.depths)
         return [tuple(ordered[first::count]) for first in reversed(range(count))]
 
-    def _count(self, distractors: int) -> int:
-        """Records of a cell: those asked for, those that fill up contexts, and those that show."""
-        fewest = min(map(len, self._groups(distractors)))
-        return len(self.depths) + distractors + 1 - fewest + TAUGHT
+    def _spare(self, distractors: int) -> int:
+        """Records that fill up a context which asks for few."""
+        return distractors + 1 - min(map(len, self._groups(distractors)))
+
+    def _drawn(self, distractors: int) -> int:
+        """Records of a cell: those of the text, and of each instance its own."""
+        return TAUGHT + self._spare(distractors) + TOGETHER * len(self.depths)
 
     def _widths(self, variant: str) -> tuple[int, int]:
         """Tokens of a key and of a value."""
@@ -223,8 +234,9 @@ class Retrieval:
         }[variant]
         check_words(f"{self.name}: {variant}", self.tokens.words, words)
 
-    def _check_room(self, variant: str, length: int, count: int) -> None:
+    def _check_room(self, variant: str, length: int, distractors: int) -> None:
         size, record = self._body(variant, length), sum(self._widths(variant)) + 3
+        count = len(self.depths) + self._spare(distractors) + TAUGHT
         starts = sorted(round(depth * (size - record)) for depth in self.depths)
         close = any(after - before < record for before, after in pairwise(starts))
         # Each record that stands keeps another from starting in twice its length at most.
@@ -235,8 +247,13 @@ class Retrieval:
                 "depths or fewer distractors"
             )
 
-    def _pairs(self, variant: str, count: int, random: np.random.Generator) -> list[_Pair]:
-        """Keys and values, no two alike in anything but what near misses share."""
+    def _pairs(
+        self, variant: str, count: int, turn: int, random: np.random.Generator
+    ) -> list[_Pair]:
+        """Keys and values, no two alike in anything but what near misses share.
+
+        In which token of their keys near misses differ takes turns.
+        """
         key, value = self._widths(variant)
         if variant == "passkey":
             names = draw(self.tokens.words, count, random)
@@ -251,7 +268,7 @@ class Retrieval:
         if variant == "near-miss":
             words = draw(self.tokens.words, key - 1 + count * (1 + value), random)
             common, words = words[: key - 1], words[key - 1 :]
-            differs = int(random.integers(key))
+            differs = turn % key
             keys = [(*common[:differs], word, *common[differs:]) for word in words[:count]]
             rest = words[count:]
         else:

@@ -2,8 +2,8 @@
 
 LAMBADA asks whether the last word of a text is the one that the model would write. The others have
 choices, of which the likeliest is taken, and the likeliest per character beside it (lm-eval's acc
-and acc_norm). Where a text is longer than the window lm-eval cuts its start off and says nothing;
-here it is cut too, and the row says by how much.
+and acc_norm). Where a text is longer than the window lm-eval cuts its start off, and its results
+do not say so; here it is cut too, and the row says by how much.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from armillary.evaluation.scoring import Scorer
 from armillary.evaluation.short_data import TASKS, Question, read_questions
 from armillary.tokenizer import Tokenizer
 
-PER_CELL = 25  # questions, a few seconds of work for a small model on a processor
+PER_CELL = 25  # questions, seconds of work for a small model on a processor
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class ShortTasks:
         except UserError as error:
             raise UserError(f"{instance}: {error}") from error
         pairs = [pair for pair, _ in fits]
-        scored = score_pairs(scorer, pairs)
-        logprobs = tuple(each.total for each in scored)
+        scored = dict(score_pairs(scorer, pairs))
+        logprobs = tuple(scored[choice].total for choice in range(len(pairs)))
         return ChoiceRow(
             task=task,
             instance=instance,

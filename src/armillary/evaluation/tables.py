@@ -13,6 +13,7 @@ from armillary.evaluation.records import Setting
 from armillary.evaluation.summary import LossAt, Rate, Summary
 from armillary.evaluation.telling import (
     counted,
+    drawn_by,
     names_of,
     number,
     percent,
@@ -147,7 +148,7 @@ def losses(summaries: Sequence[Summary], curves: Sequence[Sequence[LossAt]], at:
         ("perplexity", "n"),
         *([("over cropping", "n")] if paired else []),
         ("tokens", "n"),
-        ("documents", "n"),
+        (drawn_by([s.run for s in summaries]), "n"),
     ]
     return Table(heads, [row for _, _, row in sorted(rows, key=lambda each: each[:2])])
 
@@ -401,6 +402,11 @@ def provenance(summaries: Sequence[Summary]) -> Iterator[tuple[str, Table]]:
         heads = [("", ""), *((str(model), "any") for model in models)]
         rows = [(key, *(each.get(key, "–") for each in facts)) for key in apart]
         yield "What is each model's own", Table(heads, rows)
+    for model, summary in zip(models, summaries, strict=True):
+        if summary.run.plan:
+            whose = "" if len(models) == 1 else f" for {model}"
+            rows = [(key, told(value)) for key, value in summary.run.plan.items()]
+            yield f"What the budget of time made of it{whose}", Table([("", ""), ("", "any")], rows)
     settings: dict[tuple[str, str, str], list[str]] = {}
     for model, summary in zip(models, summaries, strict=True):
         for task, chosen in summary.run.tasks.items():

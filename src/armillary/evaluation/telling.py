@@ -40,7 +40,7 @@ def points(share: float) -> str:
 def bounds(estimate: Estimate, digits: int = 3, signed: bool = False) -> str:
     """Return an estimate's interval: 2.101 to 2.203."""
     if math.isinf(estimate.low) and math.isinf(estimate.high):
-        return "one document gives no interval"
+        return "one text gives no interval"
     low, high = (number(each, digits, signed) for each in (estimate.low, estimate.high))
     return f"{low} to {high}"
 
@@ -64,6 +64,13 @@ def counted(estimate: Estimate) -> str:
 def tokens(length: int | None) -> str:
     """Return a length of context, or that there is none."""
     return "no length" if length is None else f"{length:,} tokens"
+
+
+def drawn_by(runs: Sequence[Run]) -> str:
+    """What the intervals of losses were drawn by: documents, or stretches of few documents."""
+    perplexity = [run.tasks.get("perplexity", {}) for run in runs]
+    stretches = any(each.get("intervals") == "by stretch" for each in perplexity)
+    return "stretches" if stretches else "documents"
 
 
 def few(names: Sequence[str], of: int) -> str:

@@ -63,15 +63,16 @@ class TransformersScorer:
         import torch
 
         check_question(context, continuations, self.window)
+        # The last token of the context is what the first prediction comes from.
+        shared = tuple(context[:-1])
         with torch.no_grad():
-            if len(context) > 1 and self._holds(tuple(context[:-1])):
-                # The last token of the context is what the first prediction comes from.
+            if (len(continuations) > 1 or self._held == shared) and self._holds(shared):
                 return [self._score(context[-1:], each, self._cache) for each in continuations]
             return [self._score(context, each, None) for each in continuations]
 
     def _holds(self, tokens: tuple[int, ...]) -> bool:
         """Fill the cache with the tokens, unless it holds them; say whether there is a cache."""
-        if self._cache_name is None:
+        if self._cache_name is None or not tokens:
             return False
         if self._held != tokens:
             self.begin()  # the old one goes before the new one comes

@@ -258,7 +258,7 @@ def _unmeasured(summaries: Sequence[Summary], gains: Sequence[Gain]) -> Iterator
 
 
 def _scope(summaries: Sequence[Summary]) -> str:
-    documents = max((each.loss.count for s in summaries for each in s.by_context), default=0)
+    documents = max(map(_documents, summaries))
     longest = max(
         [
             *(each.at for s in summaries for each in s.by_context),
@@ -271,6 +271,14 @@ def _scope(summaries: Sequence[Summary]) -> str:
     if other and more:
         return f"{other} or beyond {longest:,} tokens"
     return other or more or "anything on long context"
+
+
+def _documents(summary: Summary) -> int:
+    """How many documents losses were measured on; not the stretches that intervals may count."""
+    told = summary.run.tasks.get("perplexity", {}).get("documents")
+    if summary.by_context and isinstance(told, int):
+        return told
+    return max((each.loss.count for each in summary.by_context), default=0)
 
 
 def _sentence(parts: Sequence[str]) -> str:

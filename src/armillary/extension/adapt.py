@@ -34,7 +34,7 @@ from armillary.evaluation.run import Progress as Measured
 from armillary.evaluation.run import Stopped
 from armillary.extension.adapt_config import FREE, AdaptConfig, long_from
 from armillary.extension.apply import Applied, Format, verify, write_extended
-from armillary.extension.gates import Gate, Gates
+from armillary.extension.gates import Compared, Gate, Gates, Held
 from armillary.extension.rules import Extension, RuleName, RuleOptions, extend
 from armillary.files import as_user_error, read_json_if_there, write_json
 from armillary.tokenizer import Tokenizer
@@ -72,7 +72,8 @@ class Stage:
     number: int
     length: int
     steps: int
-    gates: tuple[Gate, ...]
+    gates: tuple[Gate, ...] = ()
+    losses: tuple[Compared, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -215,11 +216,11 @@ class _Adaptation:
 
     def _passed(self) -> Iterator[Stage]:
         """The stages from the first on that are passed already."""
-        for number, stage in enumerate(self.config.stages):
+        for number in range(len(self.config.stages)):
             found = read_json_if_there(self.folder(number) / _GATES)
             if not found.get("passed"):
                 return
-            yield Stage(number, stage.length, stage.steps, _gates_of(found))
+            yield _stage_of(number, found)
 
     def run(self, format: Format, dtype: str | None) -> Adapted:
         """Make all stages that are left, and write the model."""
@@ -339,9 +340,9 @@ class _Adaptation:
     def _hold(self, number: int, data: Path) -> Stage | str:
         """Measure a stage's model and note what its gates say; or the name of a signal."""
 
-        def measure() -> tuple[Gate, ...] | str:
+        def measure() -> Held | str:
             if self.config.gates is None:
-                return ()
+                return Held((), ())
             self._say(f"stage {number + 1}: measuring what its gates ask for")
             try:
                 return self._measured(number, data)
@@ -352,14 +353,14 @@ class _Adaptation:
         if isinstance(found, str):
             return found
         own = self.config.stages[number]
-        stage = Stage(number, own.length, own.steps, found)
-        for gate in found:
+        stage = Stage(number, own.length, own.steps, found.gates, found.losses)
+        for gate in found.gates:
             verdict = {True: "holds", False: "does not hold", None: "left out"}[gate.passed]
             self._say(f"stage {number + 1}: {gate.name} {verdict}: {gate.said}")
         on_first_rank(lambda: write_json(self.folder(number) / _GATES, _facts_of(stage)))
         return stage
 
-    def _measured(self, number: int, data: Path) -> tuple[Gate, ...]:
+    def _measured(self, number: int, data: Path) -> Held:
         assert self.config.gates is not None  # who calls has looked
         held_out = None
         if VALIDATION in read_prepared(data).splits:
@@ -375,10 +376,9 @@ class _Adaptation:
             self.watch.measured,
         )
         folder = self.folder(number)
-        model = open_checkpoint(folder / MODEL)
+        model, alone = open_checkpoint(folder / MODEL), open_checkpoint(self.work / "start")
         length = self.config.stages[number].length
-        name = f"{self.out.name} stage {number + 1}"
-        return gates.measure(model, name, length, folder / "measured")
+        return gates.measure(model, alone, length, folder / "measured")
 
     def _write(self, format: Format, dtype: str | None) -> Applied:
         """The last stage's model with the rule, read back as `apply` does it."""
@@ -399,11 +399,18 @@ def _facts_of(stage: Stage) -> dict[str, Any]:
         "steps": stage.steps,
         "passed": stage.passed,
         "gates": [asdict(gate) for gate in stage.gates],
+        "losses": [asdict(each) for each in stage.losses],
     }
 
 
-def _gates_of(facts: dict[str, Any]) -> tuple[Gate, ...]:
-    return tuple(Gate(**entries) for entries in facts["gates"])
+def _stage_of(number: int, facts: dict[str, Any]) -> Stage:
+    return Stage(
+        number,
+        facts["length"],
+        facts["steps"],
+        tuple(Gate(**entries) for entries in facts["gates"]),
+        tuple(Compared(**entries) for entries in facts["losses"]),
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -111,6 +111,11 @@ class GateSettings(Section):
         None,
         description="Tokens of such a text, at most; the original window if left out.",
     )
+    long_texts: CountOrNone = Field(
+        8,
+        description="Held-out texts as long as the stage, at most, whose loss is told: before, "
+        "under the rule alone, and adapted. No gate hangs on it; 0 for none.",
+    )
     short_loss: NotNegative = Field(
         0.01,
         description="Nats per token that the short loss may be above the unextended model's: the "

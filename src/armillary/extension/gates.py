@@ -18,7 +18,7 @@ from armillary.checkpoints import Checkpoint
 from armillary.data import TokenDataset
 from armillary.data.order import permuted
 from armillary.errors import UserError
-from armillary.evaluation.perplexity import Document, ShortLoss
+from armillary.evaluation.perplexity import Document, Perplexity, ShortLoss
 from armillary.evaluation.provenance import run_of, task_settings
 from armillary.evaluation.records import LossRow, QuestionRow, Row, Task
 from armillary.evaluation.results import difference, header_of
@@ -32,6 +32,7 @@ from armillary.tokenizer import Tokenizer
 # Depths and distractors, fewer where a window has no room for more.
 _GRIDS = ((11, 15), (5, 7), (3, 3))
 _PROSE = 4  # windows of text that facts are hidden in
+_TARGETS = 256  # of a long text
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,27 @@ class Gate:
     name: str
     passed: bool | None
     said: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Nats per token of the same targets, unextended, under the rule before any step, and adapted.
+
+    Of long texts the unextended model reads what its window holds before the targets.
+    """
+
+    what: str
+    unextended: float
+    rule_alone: float
+    adapted: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a stage's model was measured to be."""
+
+    gates: tuple[Gate, ...]
+    losses: tuple[Compared, ...]
 
 
 @dataclass(frozen=True)
@@ -74,17 +96,31 @@ class Gates:
                 "or say gates: null to measure nothing"
             )
 
-    def measure(self, model: Checkpoint, name: str, length: int, folder: Path) -> tuple[Gate, ...]:
+    def measure(
+        self, model: Checkpoint, rule_alone: Checkpoint, length: int, folder: Path
+    ) -> "Held":
         """Measure a stage's model at the length that it is to read, results going to `folder`.
 
         Raises `evaluation.run.Stopped` at a signal; the same call goes on from there.
         """
-        before = self._rows(self.original, "unextended", self.window, self.folder)
-        after = self._rows(model, name, length, folder)
-        return (
+        short = ShortLoss(self._texts, self.short)
+        was = [short, *self._retrieval_at(length, self.window)]
+        now = [short, *self._retrieval_at(length, length)]
+        long = self._long(length, length)
+        before = self._rows(self.original, "unextended", was, self.folder)
+        cropped = self._long(length, self.window)
+        cut = self._rows(self.original, "cropped", cropped, folder / "cropped")
+        alone = self._rows(rule_alone, "rule alone", [short, *long], folder / "rule-alone")
+        after = self._rows(model, "adapted", [*now, *long], folder / "adapted")
+        gates = (
             short_loss(_losses(before), _losses(after), self.settings.short_loss, self.seed),
             self._retrieval(before, after, length),
         )
+        told = [Compared("short texts", *(_mean(rows, short) for rows in (before, alone, after)))]
+        for task in long:
+            each = (_mean(rows, task) for rows in (cut, alone, after))
+            told.append(Compared(f"at {length:,} tokens", *each))
+        return Held(gates, tuple(told))
 
     @property
     def window(self) -> int:
@@ -96,14 +132,13 @@ class Gates:
         """Tokens of a short text."""
         return min(self.window, self.settings.short_tokens or self.window)
 
-    def _rows(self, model: Checkpoint, name: str, length: int, folder: Path) -> list[Row]:
-        """What a model is worth at a length. Results of another question are measured anew."""
+    def _rows(self, model: Checkpoint, name: str, tasks: Sequence[Task], folder: Path) -> list[Row]:
+        """What a model is worth. Results of another question are measured anew."""
         from armillary.evaluation.decoder_scorer import DecoderScorer
         from armillary.weights import build_filled
 
-        tasks: list[Task] = [ShortLoss(self._texts, self.short)]
-        if (retrieval := self._retrieval_at(length)) is not None:
-            tasks.append(retrieval)
+        if not tasks:
+            return []
         run = run_of(name, model, dtype="float32", device=self.device, seed=self.seed)
         asked = replace(run, tasks={task.name: task_settings(task) for task in tasks})
         there = header_of(folder)
@@ -127,19 +162,45 @@ class Gates:
             for number in drawn
         )
 
-    def _retrieval_at(self, length: int) -> Retrieval | None:
-        """The same facts at any length; None where the tokenizer or the window allows none."""
+    def _long(self, reach: int, length: int) -> list[Task]:
+        """The same targets of held-out texts of `reach` tokens, read by so many of them."""
+        assert self.held_out is not None  # or the gates were refused
+        long = np.flatnonzero(self.held_out.lengths >= reach)
+        if not self.settings.long_texts or not len(long):
+            return []
+        begin = self.tokenizer.begin([])
+        documents = tuple(
+            Document(f"held-out {n}", tuple(self.held_out[n].tolist()[len(begin) :]))
+            for n in long.tolist()
+        )
+        targets = max(1, min(_TARGETS, self.window // 2))
+        windows = self.settings.long_texts
+        return [
+            Perplexity(
+                documents,
+                (length,),
+                targets=targets,
+                stretches=1,
+                windows=windows,
+                reach=reach,
+                bos=begin[0] if begin else None,
+                seed=self.seed,
+            )
+        ]
+
+    def _retrieval_at(self, stage: int, length: int) -> list[Task]:
+        """The same facts at any length; none where the tokenizer or the window allows none."""
         tokens = self._tokens
         if isinstance(tokens, str):
-            return None
+            return []
         for depths, distractors in _GRIDS:
-            made = [
-                _retrieval(tokens, each, depths, distractors, self.settings.questions, self.seed)
-                for each in (self.window, length)
-            ]
-            if all(made):
-                return made[1]
-        return None
+            asked = (depths, distractors, self.settings.questions, self.seed)
+            made = {each: _retrieval(tokens, each, *asked) for each in (self.window, stage)}
+            if all(made.values()):
+                task = made[length]
+                assert task is not None  # as was seen
+                return [task]
+        return []
 
     @cached_property
     def _tokens(self) -> TaskTokens | str:
@@ -212,7 +273,18 @@ def _rate(rows: Sequence[QuestionRow]) -> Estimate:
 
 
 def _losses(rows: Sequence[Row]) -> dict[str, LossRow]:
-    return {row.instance: row for row in rows if isinstance(row, LossRow)}
+    """Those of short texts, by what was measured."""
+    return {row.instance: row for row in rows if isinstance(row, LossRow) and row.group == "short"}
+
+
+def _mean(rows: Sequence[Row], task: Task) -> float:
+    """Nats per token of a task's targets."""
+    counted = [
+        row
+        for row in rows
+        if isinstance(row, LossRow) and row.task == task.name and row.group in {"all", "short"}
+    ]
+    return sum(row.nats for row in counted) / sum(row.tokens for row in counted)
 
 
 def _answers(rows: Sequence[Row]) -> list[QuestionRow]:
