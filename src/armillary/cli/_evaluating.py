@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -89,13 +90,14 @@ def run_evaluation(wish: Wish, *, json: bool) -> None:
 
     Raises UserError for what cannot be asked; Interrupted at a signal.
     """
+    started = time.monotonic()
     names, short = _tasks(wish.tasks)
     subject = _open(wish)
     asked = _grid(wish, subject.run.window)
     suite = _suite(wish, subject, names, short, asked)
-    grid, plan, speed = _planned(wish, subject.scorer, suite, asked)
+    grid, plan, speed = _planned(wish, subject.scorer, suite, asked, started)
     made = suite.make(grid)
-    say(made.notices)
+    say([*made.notices, *_hints(wish, subject.run, asked)])
     run = replace(subject.run, plan=plan)
     try:
         with EvaluationDisplay() as display:
@@ -108,6 +110,16 @@ def run_evaluation(wish: Wish, *, json: bool) -> None:
         ) from None
     summary = summarise(run, rows)
     show_summary(summary, [str(wish.out / FILE), *_pages(summary, wish)], json=json)
+
+
+def _hints(wish: Wish, run: Run, asked: Grid) -> list[str]:
+    """What makes an extended model's results comparable with those of the model before."""
+    if run.window == run.original_window or wish.reach is not None:
+        return []
+    return [
+        f"for armillary compare, evaluate the model before it was extended with --reach "
+        f"{asked.lengths[-1]} on the same text"
+    ]
 
 
 def _pages(summary: Summary, wish: Wish) -> list[str]:
@@ -226,7 +238,7 @@ def _suite(
         else read_documents(wish.text or (_DEFAULT_TEXT,), tokenizer, least=longest)
     )
     say(notices)
-    tokens, why_not = task_tokens(tokenizer, documents, grid.lengths[-1])
+    tokens, why_not = task_tokens(tokenizer, documents, longest)
     say([why_not] if tokens is not None and why_not else [])
     with TransferProgress() as transfer:
         questions = {
@@ -250,7 +262,7 @@ def _suite(
 
 
 def _planned(
-    wish: Wish, scorer: Scorer, suite: Suite, asked: Grid
+    wish: Wish, scorer: Scorer, suite: Suite, asked: Grid, started: float
 ) -> tuple[Grid, Mapping[str, Setting], Speed | None]:
     """The grid that fits the time; the one that was planned when this evaluation began."""
     begun = header_of(wish.out)
@@ -268,7 +280,8 @@ def _planned(
             for cell in task.cells()
         )
 
-    plan = fitted(asked, wish.minutes, cost, suite.matters)
+    spent = time.monotonic() - started
+    plan = fitted(asked, wish.minutes, cost, suite.matters, spent=spent)
     say(_plan_notices(plan))
     return plan.grid, plan.settings(), speed
 
