@@ -21,7 +21,13 @@ from armillary.evaluation.run import Stopped, evaluate
 from armillary.evaluation.scoring import Scorer
 from armillary.evaluation.short_data import TASKS as SHORT
 from armillary.evaluation.short_data import read_questions
-from armillary.evaluation.suite import NAMES, Suite, default_lengths, task_tokens
+from armillary.evaluation.suite import (
+    NAMES,
+    Suite,
+    default_grid,
+    default_lengths,
+    task_tokens,
+)
 from armillary.evaluation.summary import Summary, summarise
 from armillary.evaluation.texts import read_documents
 from armillary.strict_dict import nearest
@@ -93,7 +99,7 @@ def run_evaluation(wish: Wish, *, json: bool) -> None:
     started = time.monotonic()
     names, short = _tasks(wish.tasks)
     subject = _open(wish)
-    asked = _grid(wish, subject.run.window)
+    asked = _grid(wish, subject.run)
     suite = _suite(wish, subject, names, short, asked)
     grid, plan, speed = _planned(wish, subject.scorer, suite, asked, started)
     made = suite.make(grid)
@@ -199,19 +205,19 @@ def _served(wish: Wish, url: str) -> Subject:
     return Subject(scorer, run, tokenizer)
 
 
-def _grid(wish: Wish, window: int) -> Grid:
-    lengths = wish.lengths or default_lengths(window)
-    if lengths[-1] > window:
+def _grid(wish: Wish, run: Run) -> Grid:
+    lengths = wish.lengths or default_lengths(run.window, run.original_window)
+    if lengths[-1] > run.window:
         raise UserError(
-            f"--lengths: {lengths[-1]:,} tokens are more than the model's window of {window:,}; "
-            "armillary extend apply gives it a longer one"
+            f"--lengths: {lengths[-1]:,} tokens are more than the model's window of "
+            f"{run.window:,}; armillary extend apply gives it a longer one"
         )
     given = {
         name: value
         for name in ("instances", "windows", "depths", "distractors", "hops", "limit")
         if (value := getattr(wish, name)) is not None
     }
-    return replace(Grid(lengths), **given)
+    return replace(default_grid(lengths), **given)
 
 
 def _suite(

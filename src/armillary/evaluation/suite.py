@@ -202,13 +202,26 @@ def task_tokens(
     return tokens, ""
 
 
-def default_lengths(window: int) -> tuple[int, ...]:
-    """From an eighth of a window, or 256 tokens at least, to the window by doublings."""
-    least = max(1, window // 8, min(256, window // 2))
+def default_lengths(window: int, original_window: int | None = None) -> tuple[int, ...]:
+    """From an eighth of the original window, or 256 tokens at least, to the window by doublings.
+
+    So a model that was extended is asked at all lengths that the one before is asked at, where its
+    window is a power of two times that.
+    """
+    original = original_window or window
+    least = max(1, original // 8, min(256, original // 2))
     lengths = [window]
     while lengths[0] // 2 >= least:
         lengths.insert(0, lengths[0] // 2)
     return tuple(lengths)
+
+
+def default_grid(lengths: tuple[int, ...]) -> Grid:
+    """What is asked unless it is said: less of what the shortest length has no room for."""
+    if lengths[0] >= 512:
+        return Grid(lengths)
+    few = Grid(lengths, depths=5, distractors=(4,), hops=(1, 2))
+    return few if lengths[0] >= 256 else replace(few, depths=3, distractors=(2,))
 
 
 def _depths(count: int) -> tuple[float, ...]:
