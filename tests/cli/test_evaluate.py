@@ -262,6 +262,7 @@ def test_an_extended_model_is_set_beside_cropping(here, capsys):
     ("options", "message"),
     [
         (["--lengths", "1024"], "1,024 tokens are more than the model's window of 512"),
+        (["--tasks", "perplexity", "--lengths", "15,256"], "a context of 15 tokens is below 16"),
         (["--lengths", "256,many"], "--lengths '256,many': must be whole numbers of at least 2"),
         (["--hops", "0"], "--hops '0': must be whole numbers of at least 1"),
         (["--distractors", ""], "--distractors '': must be"),

@@ -29,6 +29,7 @@ _MATTERS = {
     "short": {"limit"},
 }
 _TARGETS = 256  # tokens that one window's loss is of
+_SHORTEST = 16  # tokens of a context
 _SHORT = 512  # tokens of a short text
 _HAYSTACK = 1 << 16  # tokens of prose that questions are hidden in; more where contexts are longer
 
@@ -157,6 +158,11 @@ class Suite:
     def _perplexity(self, lengths: tuple[int, ...], windows: int) -> Perplexity:
         crop = self.crop if self.crop is not None and self.crop < max(lengths) else None
         shortest = min([*lengths, *([] if crop is None else [crop])])
+        if shortest < _SHORTEST:
+            raise UserError(
+                f"perplexity: a context of {shortest} tokens is below {_SHORTEST}, the least that "
+                "losses are measured under; ask for a greater length"
+            )
         return Perplexity(
             self.documents,
             lengths,
