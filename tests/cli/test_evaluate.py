@@ -250,9 +250,10 @@ def test_an_extended_model_is_set_beside_cropping(here, capsys):
     )
     assert main(command) == 0
     run, _ = read_results(here / "extended-results")
+    assert "questions are hidden" not in (told := capsys.readouterr()).err
     assert (run.window, run.original_window) == (1024, 512)
     assert run.tasks["perplexity"]["lengths"] == "256, 512, 1024"
-    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    facts = [json.loads(line) for line in told.out.splitlines()]
     losses = [each for each in facts if each["kind"] == "by_context"]
     assert [each["at"] for each in losses] == [256, 512, 1024]
     assert [each["over_crop"] is None for each in losses] == [False, True, False]
@@ -325,6 +326,7 @@ def test_pages_lie_beside_the_results(here, monkeypatch):
     assert "--windows 4" in page
     assert "--seed 2" in page
     assert "extended" in (here / "pages" / "card.md").read_text()
+    assert main([*arguments(here, "pages", *options, model="extended"), "--no-figures"]) == 0
     ((directory, (summary,), options),) = drawn
     assert directory == here / "pages" / "figures"
     assert summary.run.name == "extended"

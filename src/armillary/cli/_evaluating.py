@@ -65,6 +65,7 @@ class Wish:
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
+    figures: bool = True
 
     @property
     def command(self) -> str:
@@ -72,7 +73,7 @@ class Wish:
         parts = ["armillary", "evaluate", self.model, "--out", self.out.name]
         for option in fields(self):
             value, name = getattr(self, option.name), option.name.replace("_", "-")
-            if name in {"model", "out"} or value in (None, (), option.default):
+            if name in {"model", "out", "figures"} or value in (None, (), option.default):
                 continue
             if name in {"text", "ignore-keys"}:
                 parts += [part for each in value for part in (f"--{name.rstrip('s')}", each)]
@@ -140,10 +141,11 @@ def _pages(summary: Summary, wish: Wish) -> list[str]:
     commands = [wish.command]
     write_report(page, [summary], frequencies=frequencies, commands=commands)
     write_card(card, [summary], commands=commands)
-    if importlib.util.find_spec("matplotlib") is None:
-        say(['no figures are drawn without matplotlib: pip install "armillary[figures]"'])
-    else:
-        write_figures(wish.out / "figures", [summary], frequencies=frequencies)
+    if wish.figures:
+        if importlib.util.find_spec("matplotlib") is None:
+            say(['no figures are drawn without matplotlib: pip install "armillary[figures]"'])
+        else:
+            write_figures(wish.out / "figures", [summary], frequencies=frequencies)
     return [str(page), str(card)]
 
 
@@ -244,8 +246,10 @@ def _suite(
         else read_documents(wish.text or (_DEFAULT_TEXT,), tokenizer, least=longest)
     )
     say(notices)
-    tokens, why_not = task_tokens(tokenizer, documents, longest)
-    say([why_not] if tokens is not None and why_not else [])
+    tokens, why_not = None, ""
+    if {"retrieval", "reasoning", "induction"} & set(names):
+        tokens, why_not = task_tokens(tokenizer, documents, longest)
+        say([why_not] if tokens is not None and why_not else [])
     with TransferProgress() as transfer:
         questions = {
             name: read_questions(

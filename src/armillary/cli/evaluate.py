@@ -197,6 +197,14 @@ def evaluate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     ignore_key: IgnoreKey = None,
+    figures: Annotated[
+        bool,
+        typer.Option(
+            "--figures/--no-figures",
+            help="Draw the page's figures as PNGs too (some seconds).",
+            rich_help_panel="Output",
+        ),
+    ] = True,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -235,6 +243,7 @@ def evaluate(
             dtype=dtype,
             device=device,
             ignore_keys=tuple(ignore_key or ()),
+            figures=figures,
         ),
         json=json,
     )
