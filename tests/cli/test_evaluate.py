@@ -250,10 +250,11 @@ def test_an_extended_model_is_set_beside_cropping(here, capsys):
     )
     assert main(command) == 0
     run, _ = read_results(here / "extended-results")
-    assert "questions are hidden" not in (told := capsys.readouterr()).err
+    printed, said = capsys.readouterr()
+    assert "questions are hidden" not in said
     assert (run.window, run.original_window) == (1024, 512)
     assert run.tasks["perplexity"]["lengths"] == "256, 512, 1024"
-    facts = [json.loads(line) for line in told.out.splitlines()]
+    facts = [json.loads(line) for line in printed.splitlines()]
     losses = [each for each in facts if each["kind"] == "by_context"]
     assert [each["at"] for each in losses] == [256, 512, 1024]
     assert [each["over_crop"] is None for each in losses] == [False, True, False]
