@@ -82,21 +82,19 @@ def main() -> None:
     )
     scorer = DecoderScorer(lm.decoder)
     scorer.score([0] * 64, [Continuation((0, 0), 1)])  # so that nothing is done for the first time
-    rows, ours, theirs = [], Verdicts(), Verdicts()
+    rows, total, ours, theirs = [], [0.0, 0.0], Verdicts(), Verdicts()
     for cell in task.cells():
         name = f"{cell.settings['variant']}, {cell.settings['length']} tokens, 2 × 11 questions"
         note(name)
-        rows.append(
-            Row(
-                f"{name}, time",
-                seconds(lambda cell=cell: forced(scorer, task, cell), ours),
-                PEER,
-                seconds(lambda cell=cell: generated(lm, task, cell), theirs),
-                "s",
-                goal=5.0,
-                higher_is_better=False,
-            )
+        taken = (
+            seconds(lambda cell=cell: forced(scorer, task, cell), ours),
+            seconds(lambda cell=cell: generated(lm, task, cell), theirs),
         )
+        total = [before + now for before, now in zip(total, taken, strict=True)]
+        rows.append(Row(f"{name}, time", taken[0], PEER, taken[1], "s", higher_is_better=False))
+    rows.append(
+        Row("the grid, time", total[0], PEER, total[1], "s", goal=5.0, higher_is_better=False)
+    )
     last = task.cells()[-1]
     rows.append(
         Row(
@@ -105,7 +103,8 @@ def main() -> None:
             PEER,
             megabytes(lm, lambda: generated(lm, task, last, most=1)),
             "MB",
-            goal=1.0,
+            # Room for the branches beside the context, and their masks: a quarter at most.
+            goal=0.8,
             higher_is_better=False,
         )
     )

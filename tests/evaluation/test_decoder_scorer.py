@@ -1,5 +1,6 @@
 """Our decoder as a scorer: whatever is computed once, each score is that of the whole alone."""
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from armillary.decoder import Decoder
 from armillary.evaluation import decoder_scorer
 from armillary.evaluation.decoder_scorer import DecoderScorer
 from armillary.evaluation.scoring import Continuation, Scored
+from armillary.parts.kv_cache import KVCache
 from support.models import SCALINGS, VARIANTS, VOCABULARY, build, config, layer, tokens
 from support.tensor_memory import TensorMemory
 
@@ -27,6 +29,7 @@ TEXT = tokens(1, 60)[0].tolist()
 def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that contexts, trees and projections all come in several pieces."""
     monkeypatch.setattr(decoder_scorer, "_TOKENS", 7)
+    monkeypatch.setattr(decoder_scorer, "_BRANCHES", 7)
     monkeypatch.setattr(decoder_scorer, "_LOGITS", 3)
 
 
@@ -143,6 +146,30 @@ def test_other_frequencies_compute_the_context_anew(monkeypatch: pytest.MonkeyPa
         sizes = computed(scorer, monkeypatch)
         scorer.score(TEXT[:context], two)
         assert sizes == expected, name
+
+
+def test_one_cache_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[KVCache]] = []
+
+    def make(*arguments, **options):
+        cache = KVCache(*arguments, **options)
+        made.append(weakref.ref(cache))
+        return cache
+
+    scorer = DecoderScorer(build(config()))
+    run = scorer.decoder._run
+
+    def counted(*arguments):
+        assert sum(cache() is not None for cache in made) == 1
+        return run(*arguments)
+
+    monkeypatch.setattr(decoder_scorer, "KVCache", make)
+    monkeypatch.setattr(scorer.decoder, "_run", counted)
+    for length in (3, 30, 50):
+        scorer.score(TEXT[:length], CONTINUATIONS[:2])
+    assert len(made) == 3
+    scorer.begin()
+    assert made[-1]() is None
 
 
 def test_few_logits_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

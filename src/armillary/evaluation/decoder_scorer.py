@@ -17,9 +17,11 @@ from armillary.evaluation.scoring import Continuation, Scored
 from armillary.generation.batch import keep_common_prefix
 from armillary.parts.kv_cache import KVCache
 
-# A pass takes so many tokens at most, and with them so many pairs of one of them and one of the
-# context, since their mask is written out.
+# A pass takes so many tokens of a text at most. Of branches it takes fewer, since the cache keeps
+# room for them, and of these so many pairs with a token of the context, since their mask is
+# written out.
 _TOKENS = 512
+_BRANCHES = 256
 _PAIRS = 1 << 22
 # Positions whose logits are held at one time.
 _LOGITS = 64
@@ -94,7 +96,7 @@ class DecoderScorer:
         cached, and ends before the continuation's last, which gives none.
         """
         paths = [(context[-1], *each.tokens[:-1]) for each in continuations]
-        most = max(1, min(_TOKENS, _PAIRS // len(context)))
+        most = max(1, min(_BRANCHES, _PAIRS // len(context)))
         length = len(context) + len(continuations[0].tokens)
         room = len(context) + max(most, *map(len, paths))
         scores: dict[int, Scored] = {}

@@ -7,7 +7,7 @@
 The two at the end show what is asked for; their records stand in the context as well.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -18,7 +18,7 @@ from armillary.errors import UserError
 from armillary.evaluation.composition import Ids, check_words, draw, generator, overlay, place
 from armillary.evaluation.filler import filler
 from armillary.evaluation.questions import Kind, Prompt, Question, ask
-from armillary.evaluation.records import Cell, Row
+from armillary.evaluation.records import Cell, Row, Setting
 from armillary.evaluation.scoring import Scorer
 from armillary.evaluation.vocabulary import TaskTokens
 
@@ -142,30 +142,53 @@ class Retrieval:
             return (*tokens.begin, *body, *tail)
 
         prompts = []
-        for instance in range(first, first + count):
-            own = pairs[len(loose) + (instance - first) * len(depths) :]
+        for number in range(count):
+            own = pairs[len(loose) + number * len(depths) :]
             asked = dict(zip(depths, own, strict=False))
             for group in self._groups(distractors):
                 held = loose[: TAUGHT + distractors + 1 - len(group)]
                 beside = list(zip(places, held, strict=False))
-                questions = []
-                for depth in group:
-                    wrong = [*held, *(asked[other] for other in group if other != depth)]
-                    questions.append(
-                        Question(
-                            name=f"{variant}/{length}/{distractors}/{instance}/{depth:g}",
-                            ask=(*asked[depth].key, tokens.colon),
-                            answer=asked[depth].value,
-                            others=tuple(pair.value for pair in self._some(wrong, random)),
-                            factors={"depth": depth, "distractors": distractors},
-                            end=(tokens.newline,),
-                        )
-                    )
-                needles = [(starts[depth], asked[depth]) for depth in group]
+                needles = {depth: asked[depth] for depth in group}
                 prompts.append(
-                    Prompt(context([*beside, *needles]), context(beside), tuple(questions))
+                    Prompt(
+                        context([*beside, *((starts[depth], needles[depth]) for depth in group)]),
+                        context(beside),
+                        self._questions(
+                            f"{variant}/{length}/{distractors}/{first + number}",
+                            {"distractors": distractors},
+                            needles,
+                            held,
+                            random,
+                        ),
+                    )
                 )
         return prompts
+
+    def _questions(
+        self,
+        name: str,
+        factors: Mapping[str, Setting],
+        needles: Mapping[float, _Pair],
+        held: Sequence[_Pair],
+        random: np.random.Generator,
+    ) -> tuple[Question, ...]:
+        """One for each needle, each set beside some of the other values in its context."""
+        questions = []
+        for depth, needle in needles.items():
+            wrong = [*held, *(other for other in needles.values() if other is not needle)]
+            count = min(len(wrong), self.candidates - 1)
+            some = random.choice(len(wrong), count, replace=False)
+            questions.append(
+                Question(
+                    name=f"{name}/{depth:g}",
+                    ask=(*needle.key, self.tokens.colon),
+                    answer=needle.value,
+                    others=tuple(wrong[index].value for index in some),
+                    factors={"depth": depth, **factors},
+                    end=(self.tokens.newline,),
+                )
+            )
+        return tuple(questions)
 
     def _cell(self, variant: str, length: int, distractors: int, instances: range) -> Cell:
         key, value = self._widths(variant)
@@ -277,8 +300,3 @@ class Retrieval:
             rest = words[count * key :]
         values = [rest[first : first + value] for first in range(0, count * value, value)]
         return [_Pair(*pair) for pair in zip(keys, values, strict=True)]
-
-    def _some(self, wrong: Sequence[_Pair], random: np.random.Generator) -> list[_Pair]:
-        """As many of the others as are ranked."""
-        count = min(len(wrong), self.candidates - 1)
-        return [wrong[index] for index in random.choice(len(wrong), count, replace=False)]

@@ -204,7 +204,7 @@ def task_tokens(
 
 def default_lengths(window: int) -> tuple[int, ...]:
     """From an eighth of a window, or 256 tokens at least, to the window by doublings."""
-    least = max(window // 8, min(256, window // 2))
+    least = max(1, window // 8, min(256, window // 2))
     lengths = [window]
     while lengths[0] // 2 >= least:
         lengths.insert(0, lengths[0] // 2)
