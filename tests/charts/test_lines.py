@@ -230,7 +230,7 @@ def test_intervals_are_told_under_the_pointer():
 
 
 def test_a_legend_breaks_into_rows_that_stay_inside():
-    names = [f"model number {n}" for n in range(7)] + ["x" * 200]
+    names = [f"model no. {n}" for n in range(7)] + ["x" * 200]
     svg = draw(*(measured(name, LOSSES, n) for n, name in enumerate(names)))
     words = [text for text in svg.iter("text") if text.text.startswith(("model", "x"))]
     assert len(words) == 8
@@ -238,3 +238,16 @@ def test_a_legend_breaks_into_rows_that_stay_inside():
     assert all(float(text.get("x")) + 6.6 * len(text.text) <= WIDTH for text in words)
     lowest = max(float(text.get("y")) for text in words)
     assert lowest < min(float(line.get("y1")) for line in of_class(svg, "grid"))
+
+
+def test_another_name_for_the_values_stands_on_the_right_of_their_lines():
+    doubled = ("doubled", lambda value: f"{2 * value:g} x")
+    svg = draw(measured("a", LOSSES), doubling=True, also=doubled)
+    assert texts(svg)[:2] == ["nats", "doubled"]
+    right = {text.get("y"): text.text for text in svg.iter("text") if text.text.endswith(" x")}
+    for text in svg.iter("text"):
+        if text.get("text-anchor") == "end" and text.get("y") in right and text.get("x") != "390.0":
+            assert right[text.get("y")] == f"{2 * float(text.text):g} x"
+    assert len(right) >= 4
+    (curve,) = of_class(svg, "measured")
+    assert max(numbers(curve.get("d"))[::2]) < WIDTH - 7 * len("6.4 x")

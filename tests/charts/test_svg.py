@@ -8,9 +8,9 @@ def test_what_fits_is_left_alone():
 
 
 def test_the_middle_goes_first():
-    shorter = fitted("runs/demo/checkpoints/yarn-4x", 15 * 6.6)
+    shorter = fitted("runs/demo/checkpoints/yarn-4x", 15 * 7.1)
     assert shorter == "runs/de…arn-4x"
-    assert width_of(shorter) <= 15 * 6.6
+    assert width_of(shorter) <= 15 * 7.1
     assert fitted("abc", 0) == "…"
 
 

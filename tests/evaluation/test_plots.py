@@ -124,6 +124,27 @@ def test_a_heat_map_has_counts_and_intervals_under_the_pointer():
     assert title in [cell.find("title").text for cell in of_class(svg, "cell")]
 
 
+def test_rates_and_bars_hold_the_summaries_values():
+    several = summaries()
+    shown = drawn(plots.length_plots, several)["passkey-by-length"].shown
+    bars = drawn(plots.short_plots, several)["short-piqa"].shown
+    reach = drawn(plots.effective_plots, several)["effective-passkey"].shown
+    for place, summary in enumerate(several):
+        totals = [
+            each
+            for each in summary.rates
+            if each.variant == "passkey" and plots.factors_of(each) == ()
+        ]
+        points = [(each.length, 100 * each.exact.value) for each in totals]
+        assert shown.series[place].points == points
+        low = [100 * each.exact.low for each in totals]
+        assert [bounds[0] for bounds in shown.series[place].bounds] == low
+        accuracy = next(each.accuracy for each in summary.short_tasks if each.task == "piqa")
+        assert (bars[place].value, bars[place].bounds[1]) == (accuracy.value, accuracy.high)
+        held = summary.effective[0]
+        assert (reach[place].value, reach[place].reach) == (held.length, held.longest_tried)
+
+
 def test_hops_are_told_apart_from_depths_and_totals():
     names = set(drawn(plots.factor_plots, summaries()))
     assert names == {"pointer-chase-hops-256", "pointer-chase-hops-1024"}

@@ -15,13 +15,15 @@ pytestmark = pytest.mark.browser
 PHONE, DESK = 390, 1280
 
 
-@pytest.fixture(scope="module", params=["light", "dark", "crowded"])
+@pytest.fixture(scope="module", params=["light", "dark", "crowded", "alone"])
 def seen(request, tmp_path_factory):
     """What was found by width; and whether it was dark."""
     folder = tmp_path_factory.mktemp(request.param)
     page = folder / "report.html"
     if request.param == "crowded":
         write_report(page, crowded())
+    elif request.param == "alone":
+        write_report(page, summaries()[3:4])
     else:
         commands = ["armillary evaluate runs/demo/yarn --out results/yarn --minutes 10"]
         write_report(page, summaries(), comparison(), frequencies=changes(), commands=commands)
@@ -32,7 +34,7 @@ def seen(request, tmp_path_factory):
 def crowded():
     """More models than there are hues, with long names, two of them the same."""
     several = [*summaries(), *summaries()[1:]]
-    names = [f"experiments/2026/model-number-{n}-adapted-for-400-steps" for n in range(8)]
+    names = [f"experiments/2026/none-and-mamba-{n}/adapted-for-400-steps" for n in range(8)]
     runs = [
         replace(each.run, name=name) for each, name in zip(several, [*names, names[0]], strict=True)
     ]
@@ -56,6 +58,13 @@ def test_nothing_sticks_out_or_is_cut(seen, width):
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_no_words_of_a_chart_lie_over_each_other(seen, width):
     assert seen[0][width]["overlapping"] == []
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_words_of_charts_are_neither_tiny_nor_huge(seen, width):
+    heights = seen[0][width]["heights"]
+    assert min(heights) > 11
+    assert max(heights) < 22
 
 
 def test_wide_tables_scroll_in_their_box_on_a_phone(seen):

@@ -55,7 +55,7 @@ def test_every_loss_is_there_with_its_perplexity():
     entry = several[1].by_context[4]
     row = next(row for row in rows if row[:2] == ["1,024", "linear"])
     assert row[2].startswith(f"{entry.loss.value:.3f} (")
-    assert row[3] == f"{2.718281828459045**entry.loss.value:.2f}"
+    assert row[3] == f"{2.718281828459045**entry.loss.value:.1f}"
     assert row[5:] == [f"{entry.tokens:,}", "12"]
 
 

@@ -12,6 +12,7 @@ from armillary.evaluation.telling import (
     names_of,
     number,
     percent,
+    perplexity,
     points,
     rate_with_bounds,
     with_bounds,
@@ -41,6 +42,16 @@ def test_intervals_are_said():
     assert counted(Estimate(0.85, 0.64, 0.948, 20)) == "17 of 20"
     assert points(-0.075) == "−7.5"
     assert percent(0.4) == "40 %"
+
+
+def test_perplexity_is_the_exponential_of_the_loss():
+    assert [perplexity(loss) for loss in (0.0, 2.302585, 5.0, 8.0, 800.0)] == [
+        "1.00",
+        "10.00",
+        "148.4",
+        "2,981",
+        "∞",
+    ]
 
 
 def test_one_text_gives_no_interval():

@@ -130,8 +130,42 @@ def test_a_comparison_sets_all_against_the_first_one_cropped_and_tells_the_price
     )
     assert not_shown.startswith(
         "Short texts cost linear 1.201, ntk 0.030 and yarn 0.004 nats per token beside none; no "
-        "harm to short texts is shown for llama3 (at most 0.003 by its interval); not shown is "
+        "harm to short texts is shown for llama3 (at most 0.003 by the interval); not shown is "
     )
+
+
+def test_what_training_alone_may_have_done_is_not_put_down_to_longer_context():
+    """A model that was adapted may be better at every length, and read no further than before."""
+    first, *_, last = summaries()
+    trade = replace(comparison().trades[-1], model=last.run.name)
+    both = [first, last]
+    compared = replace(
+        comparison(),
+        runs=tuple(each.run for each in both),
+        names=("none", "llama3"),
+        trades=(trade,),
+    )
+    _, sure = verdict(both, compared)
+    assert "the longer context" not in sure
+    entry = replace(last.by_context[-1], over_crop=over(-0.01, 0.02))
+    unread = replace(last, by_context=(*last.by_context[:-1], entry))
+    shown, not_shown = verdict([first, unread], compared)
+    assert "llama3 (−0.120 nats per token) predicts the same text better" in shown
+    assert (
+        "that it is the longer context which helps llama3 (−0.010 to +0.020 over itself cropped)"
+        in not_shown
+    )
+
+
+def test_where_no_short_texts_were_measured_the_shortest_context_is_not_called_so():
+    several = [replace(each, short_loss=None, short_tasks=()) for each in summaries()]
+    compared = comparison()
+    shortest = [d for d in compared.differences if d.measure == "loss" and d.at == 64]
+    trades = [replace(t, short=d) for t, d in zip(compared.trades, shortest, strict=True)]
+    _, not_shown = verdict(several, replace(compared, trades=tuple(trades)))
+    assert not_shown.startswith("Contexts of 64 tokens cost linear 1.204, ntk 0.031 and yarn 0.006")
+    assert "no harm to contexts of 64 tokens is shown for llama3" in not_shown
+    assert "not shown is what became of short texts" in not_shown
 
 
 def test_many_models_make_no_endless_sentence():

@@ -188,6 +188,7 @@ def test_gates_need_texts_that_are_held_out(shared):
     directory, _, _ = shared
     with pytest.raises(UserError, match="0 are held out; prepare with a larger data.validation"):
         run(directory, "all-trained", entries(directory, data={"validation": 0.0}))
+    assert not (directory / "all-trained.adaptation/stage-1").exists()  # not after hours of steps
 
 
 # Settings

@@ -10,6 +10,7 @@ from armillary.training.run_config import explain
 from support.adaptations import entries
 
 HERE = Path("data")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -70,6 +71,13 @@ def test_every_key_is_explained():
     assert rows["gates.short_loss"] == ("number", "0.01")
     assert "train.steps" not in rows
     assert "data.length" not in rows
+
+
+@pytest.mark.parametrize("name", ["adapt-stdlib", "adapt-smollm2"])
+def test_the_examples_are_adaptations(name):
+    config = AdaptConfig.load(EXAMPLES / f"{name}.yaml")
+    for number in range(len(config.stages)):
+        assert stage(config, number, window=256).train.steps == config.stages[number].steps
 
 
 def stage(config, number, window=64):

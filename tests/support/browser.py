@@ -64,11 +64,13 @@ function apart(a, b) {
 function look(frame) {
   const page = frame.contentDocument, root = page.documentElement;
   page.querySelectorAll('details').forEach(each => each.open = true);
-  const found = { scroll: root.scrollWidth, cut: [], overlapping: [], outside: [], colours: [] };
+  const found = { scroll: root.scrollWidth, cut: [], overlapping: [], outside: [], colours: [],
+    heights: [] };
   for (const svg of page.querySelectorAll('svg.chart')) {
     const box = svg.getBoundingClientRect();
     const texts = [...svg.querySelectorAll('text')];
     const boxes = texts.map(each => each.getBoundingClientRect());
+    boxes.forEach(each => found.heights.push(each.height));
     boxes.forEach((each, i) => {
       if (each.left < box.left - 1 || each.right > box.right + 1 || each.bottom > box.bottom + 1)
         found.cut.push(words(texts[i]));

@@ -1,7 +1,7 @@
 """Curves over common axes: one run's course, or several models side by side with intervals."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -63,6 +63,7 @@ class Chart:
     doubling  x goes in equal ratios from the first to the last, not in equal steps from zero
     whiskers  intervals are upright bars, those of several series side by side; not bands
     span      the lowest and highest y in sight; what lies beyond is an arrow at the edge
+    also      another name for y, and its ticks' words for it, to stand on the right
     """
 
     x_label: str
@@ -75,6 +76,7 @@ class Chart:
     doubling: bool = False
     whiskers: bool = False
     span: tuple[float, float] | None = None
+    also: tuple[str, Callable[[float], str]] | None = None
 
 
 def line_chart(chart: Chart, description: str) -> str:
@@ -91,29 +93,14 @@ def line_chart(chart: Chart, description: str) -> str:
     height = HEIGHT + LINE * max(0, len(legend) - 1) + LINE * bool(chart.marks)
     svg = drawing(height, description)
     up, y_scale = _upright(chart, measured, height - 2.4 * LINE, top)
-    left = 10 + max(width_of(text) for _, text in up.ticks)
-    across, x_scale = _level(chart, drawn, left)
+    across, x_scale = _level(chart, drawn, up)
     add_text(svg, 0, 12, fitted(chart.y_label, WIDTH - width_of(y_scale)) + y_scale)
+    _draw_also(svg, chart, up)
     _draw_legend(svg, legend)
     draw_axes(svg, across, up, chart.x_label + x_scale)
-    for value, name in chart.rules:
-        if up.low <= value <= up.high:
-            y = up.place(value)
-            add_line(svg, "rule", across.start, y, across.end, y)
-            if len(chart.rules) > 1:
-                add_text(svg, across.start + 4, y - 4, name)
+    _draw_rules(svg, chart.rules, across, up)
     _draw_marks(svg, chart.marks, across, up)
-    inside = svg if chart.span is None else _window(svg, up)
-    shifts = _shifts(measured)
-    for each in drawn:
-        if each.look == "measured" and not chart.whiskers:
-            _draw_band(inside, each, across, up)
-    for each in drawn:
-        shift = shifts.get(id(each), 0.0) if chart.whiskers else 0.0
-        _draw_series(inside, each, across, up, shift, chart.whiskers)
-    if chart.span is not None:
-        for each in measured:
-            _draw_beyond(svg, each, across, up, shifts.get(id(each), 0.0))
+    _draw_values(svg, chart, drawn, across, up)
     _draw_strips(svg, measured, chart.x_label, across, up)
     for each in measured:
         if each.look == "points":
@@ -187,23 +174,27 @@ def _upright(
     return Axis(low, high, bottom, top, ticks, chart.logarithmic), scale
 
 
-def _level(chart: Chart, drawn: Sequence[Series], left: float) -> tuple[Axis, str]:
+def _level(chart: Chart, drawn: Sequence[Series], up: Axis) -> tuple[Axis, str]:
+    left = 10 + max(width_of(text) for _, text in up.ticks)
+    right: float = WIDTH
+    if chart.also is not None:
+        right -= 8 + max(width_of(chart.also[1](value)) for value, _ in up.ticks)
     xs = [x for each in drawn for x, _ in each.points] + [x for x, _ in chart.marks]
     if chart.doubling:
         low, high = min(xs), max(xs)
         if low == high:
             low, high = low / 2, high * 2
         # Markers and whiskers stand free of both ends.
-        free = (high / low) ** (_FREE / (WIDTH - left - 2 * _FREE))
+        free = (high / low) ** (_FREE / (right - left - 2 * _FREE))
         low, high = low / free, high * free
-        return Axis(low, high, left, WIDTH - 2, doubling_ticks(xs), logarithmic=True), ""
+        return Axis(low, high, left, right - 2, doubling_ticks(xs), logarithmic=True), ""
     if chart.whiskers:
         at = sorted(set(xs))
         gap = min((b - a for a, b in pairwise(at)), default=1.0)
         ticks = [(x, f"{x:g}") for x in at]
-        return Axis(at[0] - gap / 2, at[-1] + gap / 2, left, WIDTH - 2, ticks), ""
+        return Axis(at[0] - gap / 2, at[-1] + gap / 2, left, right - 2, ticks), ""
     ticks, scale = round_ticks(0.0, max(xs), 5)
-    return Axis(0.0, max(xs) or 1.0, left, WIDTH - 12, ticks), scale
+    return Axis(0.0, max(xs) or 1.0, left, right - 12, ticks), scale
 
 
 # Drawing
@@ -252,6 +243,41 @@ def _draw_sign(svg: ET.Element, sign: _Sign, x: float, y: float) -> None:
         add(svg, "path", f"spot {own}", d=marker(sign.number, x + 9, y))
 
 
+def _draw_also(svg: ET.Element, chart: Chart, up: Axis) -> None:
+    if chart.also is not None:
+        name, words = chart.also
+        add_text(svg, WIDTH, 12, name, anchor="end")
+        for value, _ in up.ticks:
+            add_text(svg, WIDTH, up.place(value) + 4, words(value), anchor="end")
+
+
+def _draw_rules(
+    svg: ET.Element, rules: Sequence[tuple[float, str]], across: Axis, up: Axis
+) -> None:
+    for value, name in rules:
+        if up.low <= value <= up.high:
+            y = up.place(value)
+            add_line(svg, "rule", across.start, y, across.end, y)
+            if len(rules) > 1:
+                add_text(svg, across.start + 4, y - 4, name)
+
+
+def _draw_values(
+    svg: ET.Element, chart: Chart, drawn: Sequence[Series], across: Axis, up: Axis
+) -> None:
+    shifts = _shifts(drawn)
+    inside = svg if chart.span is None else _window(svg, up)
+    for each in drawn:
+        if each.look == "measured" and not chart.whiskers:
+            _draw_band(inside, each, across, up)
+    for each in drawn:
+        shift = shifts.get(id(each), 0.0) if chart.whiskers else 0.0
+        _draw_series(inside, each, across, up, shift, chart.whiskers)
+    if chart.span is not None:
+        for each in (each for each in drawn if each.look != "crosses"):
+            _draw_beyond(svg, each, across, up, shifts.get(id(each), 0.0))
+
+
 def _draw_marks(
     svg: ET.Element, marks: Sequence[tuple[float, str]], across: Axis, up: Axis
 ) -> None:
@@ -270,9 +296,9 @@ def _window(svg: ET.Element, up: Axis) -> ET.Element:
     return inner
 
 
-def _shifts(measured: Sequence[Series]) -> dict[int, float]:
+def _shifts(drawn: Sequence[Series]) -> dict[int, float]:
     """How far each series stands aside, so that whiskers do not hide each other."""
-    side = [each for each in measured if each.look == "measured"]
+    side = [each for each in drawn if each.look == "measured"]
     return {id(each): _ASIDE * (n - (len(side) - 1) / 2) for n, each in enumerate(side)}
 
 

@@ -10,7 +10,7 @@ Point = tuple[float, float]
 
 # A chart is this wide in its own units, and scaled to its place; a phone shows text at 0.9 of it.
 WIDTH = 390
-CHARACTER, LINE = 6.6, 17  # room for text of 12 units
+CHARACTER, LINE = 7.1, 17  # room for text of 12 units
 _BROAD = "%mwMW@"
 
 

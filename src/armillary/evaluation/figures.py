@@ -127,6 +127,13 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
             _draw_beyond(axes, each, beside, low, high)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
+    if chart.also is not None:
+        name, words = chart.also
+        low, high = axes.get_ylim()
+        at = [value for value in axes.get_yticks() if low <= value <= high]
+        right = axes.secondary_yaxis("right")
+        right.set_yticks(at, [words(value) for value in at])
+        right.set_ylabel(name)
     if len(chart.series) + len(chart.rules) > 1:
         axes.legend(frameon=False, fontsize=9)
 

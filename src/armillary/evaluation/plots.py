@@ -20,6 +20,7 @@ from armillary.evaluation.telling import (
     names_of,
     number,
     percent,
+    perplexity,
     rate_with_bounds,
     tokens,
     with_bounds,
@@ -64,7 +65,9 @@ def loss_plots(summaries: Sequence[Summary], gains: Sequence[Gain]) -> Iterator[
     over = [tuple(each for each in curve if each.over_crop) for curve in curves]
     if any(over):
         yield Plot(
-            "loss-over-cropping", _over_title(names, over), _over_cropping(names, summaries, over)
+            "loss-over-cropping",
+            _over_title(names, summaries, over),
+            _over_cropping(names, summaries, over),
         )
     keys = [each.key_tokens for each in summaries]
     if any(keys):
@@ -93,6 +96,7 @@ def _by_context(
         rules,
         _windows(summaries, curves),
         doubling=True,
+        also=("perplexity", perplexity),
     )
 
 
@@ -168,23 +172,26 @@ def _over_cropping(
     )
 
 
-def _over_title(names: Sequence[str], over: Sequence[Sequence[LossAt]]) -> str:
+def _over_title(
+    names: Sequence[str], summaries: Sequence[Summary], over: Sequence[Sequence[LossAt]]
+) -> str:
     at = max(each.at for curve in over for each in curve)
     last = [
-        (each.over_crop.value, name, each.over_crop)
+        (each.over_crop, name)
         for name, curve in zip(names, over, strict=True)
         for each in curve
         if each.at == at and each.over_crop
     ]
-    best, name, estimate = min(last, key=lambda each: each[0])
+    windows = {each.run.original_window for each in summaries}
+    old = f"{windows.pop():,}" if len(windows) == 1 else "the old window"
+    told = f"{at:,} tokens instead of {old}"
     if len(last) == 1:
-        told = with_bounds(estimate, signed=True)
-        return f"{at:,} tokens instead of its old window: {told} nats per token"
-    worst, other, _ = max(last, key=lambda each: each[0])
-    return (
-        f"{at:,} tokens instead of the old window: {number(best, signed=True)} nats per token for "
-        f"{name}, {number(worst, signed=True)} for {other}"
-    )
+        return f"{told}: {with_bounds(last[0][0], signed=True)} nats per token"
+    best, worst = (end(last, key=lambda each: each[0].value) for end in (min, max))
+    low, high = (number(each[0].value, signed=True) for each in (best, worst))
+    if low == high:
+        return f"{told}: {low} nats per token for all"
+    return f"{told}: {low} nats per token for {best[1]}, {high} for {worst[1]}"
 
 
 def _last_title(subject: str, names: Sequence[str], curves: Sequence[Sequence[LossAt]]) -> str:
@@ -212,6 +219,7 @@ def _by_position(
         "nats per token",
         _loss_series(names, curves),
         marks=_windows(summaries, curves),
+        also=("perplexity", perplexity),
     )
 
 

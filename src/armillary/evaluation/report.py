@@ -168,9 +168,10 @@ def _losses(summaries: Sequence[Summary], gains: Sequence[Gain]) -> _Section:
         "loss",
         "Loss and perplexity",
         "The same target tokens under growing context, weighted by tokens; what a longer context "
-        "has to beat is cropping the text to the old window: below 0 is better. Intervals are of "
-        f"95 %, drawn over {drawn_by([s.run for s in summaries])}; bands are wide because texts "
-        "differ, and differences are paired. Perplexity is the exponential of the loss.",
+        "has to beat is cropping the text to the old window: below 0 is better. Bands are "
+        f"intervals of 95 %, drawn over {drawn_by([s.run for s in summaries])}; they are wide "
+        "because texts differ, and differences are paired. Perplexity is the exponential of the "
+        "loss.",
         _drawn(plots.loss_plots(summaries, gains)),
         folded=[
             *_folded(

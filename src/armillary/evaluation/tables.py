@@ -4,7 +4,6 @@ A head is a word and its kind: "n" for numbers, "n wrap" for those whose interva
 them, "any" for what may break anywhere, "" for words.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,11 +16,19 @@ from armillary.evaluation.telling import (
     names_of,
     number,
     percent,
+    perplexity,
     points,
     rate_with_bounds,
     with_bounds,
 )
-from armillary.evaluation.verdict import Gain, effective_of, side_of, trade_of, variants
+from armillary.evaluation.verdict import (
+    Gain,
+    effective_of,
+    short_differences,
+    short_name,
+    side_of,
+    variants,
+)
 
 Head = tuple[str, str]
 SHARES = {"exact", "first", "accuracy", "normalised accuracy"}
@@ -63,12 +70,13 @@ def overview(
     """A row for each model: what it is, what it gains, to where it answers, what it costs."""
     models = models_of(summaries)
     by_name = {each.model: each for each in gains}
+    short = short_differences(comparison)
     heads = [
         ("model", ""),
         ("rule", ""),
         ("window", "n"),
         ("longest context over cropping, nats per token", "n wrap"),
-        *([] if comparison is None else [(f"short texts over {models[0]}'s", "n wrap")]),
+        *([(f"{short_name(short.values())} over {models[0]}'s", "n wrap")] if short else []),
         *((f"{variant} to", "n") for variant in variants(summaries)),
     ]
     rows = []
@@ -80,10 +88,9 @@ def overview(
             _window(summary),
             "–" if gain is None else with_bounds(gain.over, signed=True),
         ]
-        if comparison is not None:
-            trade = trade_of(comparison, model.place)
-            short = None if trade is None else trade.short
-            row.append("–" if short is None else with_bounds(short.difference, signed=True))
+        if short:
+            lost = short.get(model.place)
+            row.append("–" if lost is None else with_bounds(lost.difference, signed=True))
         row += [_length(summary, variant) for variant in variants(summaries)]
         rows.append(row)
     return Table(heads, rows)
@@ -159,15 +166,11 @@ def _loss_row(each: LossAt, model: Model, paired: bool) -> list[Cell]:
         f"{each.at:,}",
         model,
         with_bounds(each.loss),
-        _perplexity(each.loss.value),
+        perplexity(each.loss.value),
         *([over] if paired else []),
         f"{each.tokens:,}",
         f"{each.loss.count:,}",
     ]
-
-
-def _perplexity(loss: float) -> str:
-    return number(math.exp(loss), 2) if loss < 50 else "∞"
 
 
 # Questions
@@ -249,10 +252,10 @@ def short(summaries: Sequence[Summary], comparison: Comparison | None = None) ->
         ("by log-probability per byte", "n"),
         ("instances", "n"),
     ]
-    if comparison is None:
-        del heads[3]
-        rows = [(*row[:3], *row[4:]) for row in rows]
-    return Table(heads, rows)
+    kept = [i for i in range(len(heads)) if i != 3 or comparison is not None]
+    if all(row[4] == "–" for row in rows):
+        kept.remove(4)
+    return Table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _beside(comparison: Comparison | None) -> dict[tuple[int, str | None], str]:

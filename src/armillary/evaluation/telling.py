@@ -32,6 +32,12 @@ def percent(share: float, signed: bool = False) -> str:
     return f"{number(100 * share, 0, signed)} %"
 
 
+def perplexity(loss: float) -> str:
+    """Return the perplexity that a loss in nats per token is, to four digits or a hundredth."""
+    value = math.exp(loss) if loss < 50 else math.inf
+    return number(value, 2 if value < 100 else 1 if value < 1000 else 0)
+
+
 def points(share: float) -> str:
     """Return a difference of shares, in hundredths with a sign."""
     return number(100 * share, 1, signed=True)

@@ -4,7 +4,7 @@ Nothing is called better or worse whose interval holds 0 (or, where models are c
 corrected p is above 0.05); nothing that was not shown to differ is called equal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,8 @@ _UNIT = " nats per token"
 class Gain:
     """What context beyond the old window is worth to a model, in nats per token (below 0: good).
 
-    `against` says what it is set against, `side` what is shown of it.
+    `against` says what it is set against, `side` what is shown of it. `own` sets the model against
+    itself, cropped: a model that was trained further may gain without reading further.
     """
 
     model: str
@@ -29,6 +30,7 @@ class Gain:
     against: str
     over: Estimate
     side: Side
+    own: Estimate | None
 
 
 def verdict(summaries: Sequence[Summary], comparison: Comparison | None = None) -> tuple[str, str]:
@@ -43,7 +45,9 @@ def verdict(summaries: Sequence[Summary], comparison: Comparison | None = None) 
     if not shown:
         shown = ["Nothing was measured that tells what a longer context is worth"]
     costs = [*_costs(summaries, comparison)]
-    missing = joined([*_open(gains), *_unmeasured(summaries, gains), _scope(summaries)])
+    missing = joined(
+        [*_open(gains), *_of_context(gains), *_unmeasured(summaries, gains), _scope(summaries)]
+    )
     told = [*costs, f"not shown is {missing}"]
     return _sentence(shown), _sentence(told)
 
@@ -61,16 +65,15 @@ def gains_of(
     for place, (name, summary) in enumerate(zip(names, summaries, strict=True)):
         trade = trade_of(comparison, place)
         entry = beyond(summary)
-        if trade is not None and trade.gain is not None and trade.gain.at is not None:
+        own = None if entry is None else entry.over_crop
+        if trade is not None and (gain := trade.gain) is not None and gain.at is not None:
             crop = f"{names[0]} cropped to {summaries[0].run.original_window:,}"
-            found.append(
-                Gain(name, trade.gain.at, crop, trade.gain.difference, side_of(trade.gain))
-            )
-        elif entry is not None and entry.over_crop is not None:
+            found.append(Gain(name, gain.at, crop, gain.difference, side_of(gain), own))
+        elif entry is not None and own is not None:
             crop = f"cropped to {summary.run.original_window:,}"
             if comparison is not None:
                 crop = f"{name} {crop}"
-            found.append(Gain(name, entry.at, crop, entry.over_crop, _side(entry.over_crop)))
+            found.append(Gain(name, entry.at, crop, own, _side(own), own))
     return tuple(found)
 
 
@@ -212,26 +215,37 @@ def _costs(summaries: Sequence[Summary], comparison: Comparison | None) -> Itera
     """What short texts lose, set against the first model."""
     names = names_of([each.run for each in summaries])
     lost, kept = [], []
-    for place, name in enumerate(names):
-        trade = trade_of(comparison, place)
-        if trade is None or trade.short is None:
-            continue
-        difference = trade.short.difference
-        side = side_of(trade.short)
+    short = short_differences(comparison)
+    for place, difference in short.items():
+        side = side_of(difference)
         if side == "worse":
-            lost.append((difference.value, name))
+            lost.append((difference.difference.value, names[place]))
         elif side == "open":
-            kept.append((difference, name))
+            kept.append((difference.difference.high, names[place]))
+    what = short_name(short.values())
     if lost:
         worst = [f"{name} {number(value)}" for value, name in sorted(lost, reverse=True)]
         shown = worst[:_MOST_NAMED] + (
             [f"{len(worst) - _MOST_NAMED} more less"] if len(worst) > _MOST_NAMED else []
         )
-        yield f"short texts cost {joined(shown)} nats per token beside {names[0]}"
+        yield f"{what} cost {joined(shown)} nats per token beside {names[0]}"
     if kept:
-        least = max(estimate.high for estimate, _ in kept)
-        who = joined(name for _, name in kept[:_MOST_NAMED])
-        yield f"no harm to short texts is shown for {who} (at most {number(least)} by its interval)"
+        who = few([name for _, name in kept], len(names) - 1)
+        most = number(max(high for high, _ in kept))
+        yield f"no harm to {what} is shown for {who} (at most {most} by the interval)"
+
+
+def short_differences(comparison: Comparison | None) -> dict[int, Difference]:
+    """What each model's short texts lose, by the model's place."""
+    trades = () if comparison is None else comparison.trades
+    return {place: each.short for place, each in enumerate(trades, 1) if each.short is not None}
+
+
+def short_name(differences: Iterable[Difference]) -> str:
+    """What stands for short texts: themselves, or where there were none the shortest contexts."""
+    at = {each.at for each in differences if each.measure != "short loss"}
+    lengths = " and ".join(f"{length:,}" for length in sorted(each or 0 for each in at))
+    return f"contexts of {lengths} tokens" if at else "short texts"
 
 
 def _open(gains: Sequence[Gain]) -> Iterator[str]:
@@ -241,6 +255,17 @@ def _open(gains: Sequence[Gain]) -> Iterator[str]:
             f"{each.model} ({bounds(each.over, signed=True)})" for each in undecided[:_MOST_NAMED]
         )
         yield f"a difference from cropping for {told}"
+
+
+def _of_context(gains: Sequence[Gain]) -> Iterator[str]:
+    """Gains that may come of something else than the longer context."""
+    told = [
+        f"{each.model} ({bounds(each.own, signed=True)} over itself cropped)"
+        for each in gains
+        if each.side == "better" and each.own is not None and _side(each.own) != "better"
+    ]
+    if told:
+        yield f"that it is the longer context which helps {joined(told[:_MOST_NAMED])}"
 
 
 def _unmeasured(summaries: Sequence[Summary], gains: Sequence[Gain]) -> Iterator[str]:

@@ -226,6 +226,7 @@ class _Adaptation:
         """Make all stages that are left, and write the model."""
         data = self._prepared()
         self._check_documents(data)
+        gates = self._gates(data)
         on_first_rank(self._start)
         stages = on_first_rank(lambda: [*self._passed()])
         for stage in stages:
@@ -234,7 +235,7 @@ class _Adaptation:
             reason = self._train(number, data)
             if reason != "finished":
                 return Adapted(reason, tuple(stages), self.work)
-            outcome = self._hold(number, data)
+            outcome = self._hold(number, gates)
             if isinstance(outcome, str):
                 return Adapted(outcome, tuple(stages), self.work)
             stages.append(outcome)
@@ -270,6 +271,8 @@ class _Adaptation:
     def _tokenizer(self) -> Tokenizer:
         if self.config.data.tokenizer is not None:
             return open_tokenizer(self.config.data.tokenizer)
+        if self.checkpoint.tokenizer is None and self.config.data.prepared is not None:
+            return TokenDataset(self.config.data.prepared).tokenizer
         if self.checkpoint.tokenizer is None:
             raise UserError(
                 f"{self.checkpoint.source}: has no tokenizer; name one as data.tokenizer"
@@ -337,15 +340,15 @@ class _Adaptation:
                 progress=self.watch.progress,
             ).reason
 
-    def _hold(self, number: int, data: Path) -> Stage | str:
+    def _hold(self, number: int, gates: Gates | None) -> Stage | str:
         """Measure a stage's model and note what its gates say; or the name of a signal."""
 
         def measure() -> Held | str:
-            if self.config.gates is None:
+            if gates is None:
                 return Held((), ())
             self._say(f"stage {number + 1}: measuring what its gates ask for")
             try:
-                return self._measured(number, data)
+                return self._measured(number, gates)
             except Stopped as stopped:
                 return signal.Signals(stopped.number).name
 
@@ -360,25 +363,27 @@ class _Adaptation:
         on_first_rank(lambda: write_json(self.folder(number) / _GATES, _facts_of(stage)))
         return stage
 
-    def _measured(self, number: int, data: Path) -> Held:
-        assert self.config.gates is not None  # who calls has looked
+    def _measured(self, number: int, gates: Gates) -> Held:
+        folder = self.folder(number)
+        model, alone = open_checkpoint(folder / MODEL), open_checkpoint(self.work / "start")
+        return gates.measure(model, alone, self.config.stages[number].length, folder / "measured")
+
+    def _gates(self, data: Path) -> Gates | None:
+        if self.config.gates is None:
+            return None
         held_out = None
         if VALIDATION in read_prepared(data).splits:
             held_out = TokenDataset(data, VALIDATION)
-        gates = Gates(
+        return Gates(
             self.config.gates,
             self.config.seed,
             self.checkpoint,
             self._tokenizer(),
             held_out,
             self.work / "unextended",
-            device_of(self._run(number, data)),
+            device_of(self._run(0, data)),
             self.watch.measured,
         )
-        folder = self.folder(number)
-        model, alone = open_checkpoint(folder / MODEL), open_checkpoint(self.work / "start")
-        length = self.config.stages[number].length
-        return gates.measure(model, alone, length, folder / "measured")
 
     def _write(self, format: Format, dtype: str | None) -> Applied:
         """The last stage's model with the rule, read back as `apply` does it."""

@@ -169,9 +169,10 @@ class Gates:
         if not self.settings.long_texts or not len(long):
             return []
         begin = self.tokenizer.begin([])
+        some = np.arange(min(len(long), self.settings.long_texts))
+        drawn = long[permuted(some, len(long), "long texts", self.seed)].tolist()
         documents = tuple(
-            Document(f"held-out {n}", tuple(self.held_out[n].tolist()[len(begin) :]))
-            for n in long.tolist()
+            Document(f"held-out {n}", tuple(self.held_out[n].tolist()[len(begin) :])) for n in drawn
         )
         targets = max(1, min(_TARGETS, self.window // 2))
         windows = self.settings.long_texts
