@@ -24,7 +24,7 @@ _TOKENS = 512
 _BRANCHES = 256
 _PAIRS = 1 << 22
 # Positions whose logits are held at one time.
-_LOGITS = 64
+_LOGITS = 32
 
 
 class DecoderScorer:
