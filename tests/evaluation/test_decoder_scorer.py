@@ -132,6 +132,20 @@ def test_what_is_shared_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sizes == [9, 3]
 
 
+def test_after_long_contexts_fewer_branches_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their mask has a row for each of them, as long as the context."""
+    monkeypatch.setattr(decoder_scorer, "_PAIRS", 60)
+    decoder = build(config())
+    scorer = DecoderScorer(decoder)
+    check(decoder, scorer, TEXT[:20], CONTINUATIONS)
+    sizes = computed(scorer, monkeypatch)
+    scorer.score(TEXT[:20], CONTINUATIONS[:5])
+    assert sizes == [3, 4, 2]  # the second way is too long for company
+    sizes.clear()
+    scorer.score(TEXT[:10], CONTINUATIONS[:5])
+    assert sizes == [4]
+
+
 def test_other_frequencies_compute_the_context_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamic has other ones at every length, longrope on either side of its window of 8."""
     monkeypatch.setattr(decoder_scorer, "_TOKENS", 16)
