@@ -11,7 +11,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 .PHONY: help demo hello test test-llamacpp lint bench clean
 
 help:
-	@echo "make demo            install; train, extend by each rule, adapt, measure, a report (6 minutes)"
+	@echo "make demo            install; train, extend by each rule, adapt, measure, report (6 min)"
 	@echo "make hello           install, fetch SmolLM2 (93 MB, once) and let it answer"
 	@echo "make test            the whole suite, but for what needs llama.cpp"
 	@echo "make test-llamacpp   build llama.cpp's Python package (minutes, once) and compare with it"

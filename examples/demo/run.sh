@@ -1,5 +1,5 @@
 #!/bin/sh
-# A decoder learns to read 256 tokens, each rule makes them 1,024, and what that is worth is measured:
+# A decoder learns to read 64 tokens, each rule makes them 256, and what that is worth is measured:
 # before the model has trained under the rule, and after. Five minutes or so on two cores.
 #
 #     sh examples/demo/run.sh          from the top of the repository; `make demo` calls it
@@ -18,31 +18,31 @@ is_measured() { [ -e "demo/results/$1/report.html" ]; }
 
 measure() { # NAME MODEL LENGTHS: losses of the documents that nothing was trained on
     run evaluate "$2" --out "demo/results/$1" --tasks perplexity --text demo/base/data \
-        --lengths "$3" --original-window 256 --reach 1024 --windows 64
+        --lengths "$3" --original-window 64 --reach 256 --windows 96
 }
 
 [ -e demo/base/model ] || run train "$here/base.yaml" --resume
-is_measured base || measure base demo/base/model 256
+is_measured base || measure base demo/base/model 64
 
 before=""
 for rule in $rules; do
     is_measured "$rule" || {
-        run extend apply demo/base/model --to 1024 --rule "$rule" --out "demo/$rule"
-        measure "$rule" "demo/$rule" 256,512,1024
+        run extend apply demo/base/model --to 256 --rule "$rule" --out "demo/$rule"
+        measure "$rule" "demo/$rule" 64,128,256
     }
     before="$before demo/results/$rule"
 done
 
 # As many more steps at the old window: a rule has to beat them, not the model that had none.
 [ -e demo/control/model ] || run train "$here/control.yaml" --resume
-is_measured control || measure control demo/control/model 256
+is_measured control || measure control demo/control/model 64
 
 after=""
 for rule in $rules; do
     is_measured "$rule-adapted" || {
-        run extend apply demo/base/model --to 1024 --rule "$rule" --out "demo/$rule-adapted" \
+        run extend apply demo/base/model --to 256 --rule "$rule" --out "demo/$rule-adapted" \
             --adapt "$here/adapt.yaml"
-        measure "$rule-adapted" "demo/$rule-adapted" 256,512,1024
+        measure "$rule-adapted" "demo/$rule-adapted" 64,128,256
     }
     after="$after demo/results/$rule-adapted"
 done
