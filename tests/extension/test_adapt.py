@@ -244,8 +244,11 @@ def test_text_without_a_document_so_long_is_refused_unless_positions_skip(tmp_pa
 def test_positions_skip_in_rows_below_the_length(shared):
     directory, _, _ = shared
     stages = [{"length": TARGET, "steps": 3, "rows": WINDOW, "chunks": 3}]
-    adapted = run(directory, "skipping", entries(directory, stages=stages))
+    said: list[str] = []
+    made = entries(directory, stages=stages)
+    adapted = run(directory, "skipping", made, Watch(say=said.append), to=2 * TARGET)
     assert adapted.reason == "finished"
+    assert "the last stage reaches 256 of 512 positions" in "\n".join(said)
     (start, *_) = read_log(adapted.work / "stage-1/log.jsonl")
     assert start.config["data"]["length"] == WINDOW
     assert start.config["data"]["skip"] == {"to": TARGET, "chunks": 3}

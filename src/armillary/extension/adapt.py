@@ -302,6 +302,12 @@ class _Adaptation:
                 f"tokens or more, {share:.0%} of the text"
             )
             reached = stage.length
+        target = self.extension.config.max_positions
+        if reached < target:
+            self._say(
+                f"the last stage reaches {reached:,} of {target:,} positions; beyond it nothing is "
+                "trained or measured"
+            )
 
     # Stages
 
