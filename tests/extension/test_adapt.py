@@ -222,6 +222,14 @@ def test_lengths_have_to_lie_between_window_and_target(shared, stages, message):
         run(directory, "lengths", entries(directory, stages=stages))
 
 
+def test_what_a_later_stage_refuses_is_said_before_anything_is_done(shared):
+    directory, _, _ = shared
+    stages = [{"length": 128, "steps": 1}, {"length": 256, "steps": 1, "batch_size": 1}]
+    with pytest.raises(ConfigError, match="stage 2: of 1 rows a step, 1 short ones leave none"):
+        run(directory, "refused", entries(directory, stages=stages))
+    assert not (directory / "refused.adaptation").exists()
+
+
 def test_text_without_a_document_so_long_is_refused_unless_positions_skip(tmp_path, shared):
     directory, _, _ = shared
     short = tmp_path / "short"
@@ -236,8 +244,11 @@ def test_text_without_a_document_so_long_is_refused_unless_positions_skip(tmp_pa
 def test_positions_skip_in_rows_below_the_length(shared):
     directory, _, _ = shared
     stages = [{"length": TARGET, "steps": 3, "rows": WINDOW, "chunks": 3}]
-    adapted = run(directory, "skipping", entries(directory, stages=stages))
+    said: list[str] = []
+    made = entries(directory, stages=stages)
+    adapted = run(directory, "skipping", made, Watch(say=said.append), to=2 * TARGET)
     assert adapted.reason == "finished"
+    assert "the last stage reaches 256 of 512 positions" in "\n".join(said)
     (start, *_) = read_log(adapted.work / "stage-1/log.jsonl")
     assert start.config["data"]["length"] == WINDOW
     assert start.config["data"]["skip"] == {"to": TARGET, "chunks": 3}

@@ -120,7 +120,7 @@ def test_a_model_is_measured_on_the_same_texts_and_facts_as_the_unextended_one(g
 def test_what_is_measured_is_not_measured_again_unless_something_else_is_asked(gates):
     made, directory = gates
     asked = []
-    counting = dataclasses.replace(made, progress=lambda p: asked.append(p.cell))
+    counting = dataclasses.replace(made, progress=lambda _, p: asked.append(p.cell))
     vars(counting)["_tokens"] = made._tokens
     counting.measure(made.original, made.original, 512, directory / "again")
     cells = [cell for cell in asked if cell is not None]

@@ -97,7 +97,7 @@ def dying(kind: str, at: int, with_signal: signal.Signals = signal.SIGKILL) -> W
         if isinstance(event, StepDone):
             count("step")
 
-    def measured(progress: Progress) -> None:
+    def measured(_: str, progress: Progress) -> None:
         if progress.cell is not None:
             count("cell")
 

@@ -89,14 +89,14 @@ class _Told:
         with TrainingDisplay(live=not self._json) as display:
             yield [display, *([print_event] if self._json else [])]
 
-    def measured(self, progress: "Measured") -> None:
+    def measured(self, model: str, progress: "Measured") -> None:
         now = time.monotonic()
         if self._last is not None and now - self._last < SECONDS_BETWEEN_LINES:
             return
         self._last = now
         left = progress.seconds_left
         more = "" if left is None else f", {clock_text(left)} left"
-        self.say(f"measured {progress.done:,} of {progress.cells:,}{more}")
+        self.say(f"measuring {model}: {progress.done:,} of {progress.cells:,}{more}")
 
 
 def _show(adapted: "Adapted", json: bool) -> None:

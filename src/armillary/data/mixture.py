@@ -55,7 +55,8 @@ class Mixture:
         rows = max(1, round(self.short_share * batch_size))
         if rows >= batch_size:
             raise ValueError(
-                f"of {batch_size} rows a step, {rows} short ones leave none for the others"
+                f"of {batch_size} rows a step, {rows} short ones leave none for the others; take "
+                "more rows, or a short_share of 0"
             )
         return rows
 

@@ -55,13 +55,13 @@ class Watch:
 
     say        a line now and then
     listeners  a context of listeners for each stage's run
-    measured   how far the measuring of a model is
+    measured   which model is measured, and how far that is
     progress   how far the preparation of data is
     """
 
     say: Callable[[str], None] = lambda _: None
     listeners: Callable[[], AbstractContextManager[Sequence[Listener]]] = lambda: nullcontext(())
-    measured: Callable[[Measured], None] | None = None
+    measured: Callable[[str, Measured], None] | None = None
     progress: Progress | None = None
 
 
@@ -119,10 +119,14 @@ def adapt(
     extension = extend(checkpoint.config, to, rule, options)
     _check_lengths(config, checkpoint.config.max_positions, to)
     work = out.with_name(f"{out.name}.adaptation")
-    # Whether the processes of torchrun divide the run is seen before anything is prepared.
-    probe = config.run(0, model=work, data=work, out=work, window=checkpoint.config.max_positions)
-    sizes = probe.sizes(extension.config, world_size())
-    with start_ranks(sizes, device_of(probe)), _alone(work):
+    # What a run of any stage refuses is seen before anything is prepared.
+    window = checkpoint.config.max_positions
+    runs = [
+        config.run(number, model=work, data=work, out=work, window=window)
+        for number in range(len(config.stages))
+    ]
+    sizes, *_ = [run.sizes(extension.config, world_size()) for run in runs]
+    with start_ranks(sizes, device_of(runs[0])), _alone(work):
         adaptation = _Adaptation(checkpoint, out, work, config, extension, watch)
         on_first_rank(lambda: adaptation.begin(rule))
         return adaptation.run(format, dtype)
@@ -298,6 +302,12 @@ class _Adaptation:
                 f"tokens or more, {share:.0%} of the text"
             )
             reached = stage.length
+        target = self.extension.config.max_positions
+        if reached < target:
+            self._say(
+                f"the last stage reaches {reached:,} of {target:,} positions; beyond it nothing is "
+                "trained or measured"
+            )
 
     # Stages
 

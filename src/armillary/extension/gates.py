@@ -9,7 +9,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +73,7 @@ class Gates:
     held_out   documents that are not trained on, of which texts and haystacks are made
     folder     where the unextended model's results are kept
     device     what models are computed on, as torch names it
-    progress   told before each cell of an evaluation
+    progress   told before each cell which model is measured, and how far that is
 
     Raises UserError where fewer than two documents are held out.
     """
@@ -85,7 +85,7 @@ class Gates:
     held_out: TokenDataset | None
     folder: Path
     device: str = "cpu"
-    progress: Callable[[Progress], None] | None = None
+    progress: Callable[[str, Progress], None] | None = None
 
     def __post_init__(self) -> None:
         count = 0 if self.held_out is None else len(self.held_out)
@@ -145,7 +145,7 @@ class Gates:
         if there is not None and difference(there, asked) is not None:
             shutil.rmtree(folder)
         decoder = build_filled(model.config, model.tensors, device=self.device)
-        listeners = [] if self.progress is None else [self.progress]
+        listeners = [] if self.progress is None else [partial(self.progress, name)]
         return evaluate(DecoderScorer(decoder), run, tasks, folder, listeners=listeners)[1]
 
     @cached_property
