@@ -39,8 +39,8 @@ def test_differences_are_told_with_their_intervals(results, capsys):
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "set against one" in printed
-    assert "loss: differences in nats per token" in printed
-    assert "questions: differences in points of a hundred" in printed
+    assert "differences, and which of them are shown to be real" in printed
+    assert " to +" in printed
     assert printed.rstrip().endswith(".")
 
     assert main([*command, "--json"]) == 0

@@ -235,8 +235,10 @@ def test_for_programs_each_fact_is_an_object(here, whole, capsys):
 def test_without_names_what_cannot_be_made_is_left_out_and_said(here, capsys):
     assert main(arguments(here, "usual", *SMALL)) == 0
     said = capsys.readouterr().err
-    assert "left out at 256, 512 tokens: retrieval" in said
-    assert "retrieval" not in read_results(here / "usual")[0].tasks
+    assert "left out at 256 tokens: retrieval" in said
+    tasks = read_results(here / "usual")[0].tasks
+    assert tasks["retrieval"]["lengths"] == "512"
+    assert tasks["induction"]["lengths"] == "256, 512"
 
 
 def test_an_extended_model_is_set_beside_cropping(here, capsys):
@@ -248,9 +250,11 @@ def test_an_extended_model_is_set_beside_cropping(here, capsys):
     )
     assert main(command) == 0
     run, _ = read_results(here / "extended-results")
+    printed, said = capsys.readouterr()
+    assert "questions are hidden" not in said
     assert (run.window, run.original_window) == (1024, 512)
     assert run.tasks["perplexity"]["lengths"] == "256, 512, 1024"
-    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    facts = [json.loads(line) for line in printed.splitlines()]
     losses = [each for each in facts if each["kind"] == "by_context"]
     assert [each["at"] for each in losses] == [256, 512, 1024]
     assert [each["over_crop"] is None for each in losses] == [False, True, False]
@@ -260,6 +264,7 @@ def test_an_extended_model_is_set_beside_cropping(here, capsys):
     ("options", "message"),
     [
         (["--lengths", "1024"], "1,024 tokens are more than the model's window of 512"),
+        (["--tasks", "perplexity", "--lengths", "15,256"], "a context of 15 tokens is below 16"),
         (["--lengths", "256,many"], "--lengths '256,many': must be whole numbers of at least 2"),
         (["--hops", "0"], "--hops '0': must be whole numbers of at least 1"),
         (["--distractors", ""], "--distractors '': must be"),
@@ -322,6 +327,7 @@ def test_pages_lie_beside_the_results(here, monkeypatch):
     assert "--windows 4" in page
     assert "--seed 2" in page
     assert "extended" in (here / "pages" / "card.md").read_text()
+    assert main([*arguments(here, "pages", *options, model="extended"), "--no-figures"]) == 0
     ((directory, (summary,), options),) = drawn
     assert directory == here / "pages" / "figures"
     assert summary.run.name == "extended"

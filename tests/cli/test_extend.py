@@ -181,6 +181,7 @@ PLAN, APPLY, SEARCH = ((action, "tiny", "--to", 256) for action in ("plan", "app
         ((*PLAN, "--adapt", "run.yaml"), "--out and --format go with extend apply, and so does"),
         ((*APPLY, "--set", "train.lr=1"), "--set replaces settings of a file; say which"),
         ((*APPLY, "--rule", "yarn", "-o", "x", "--adapt", "no.yaml"), "no.yaml: cannot be read"),
+        ((*PLAN, "--seed", "0"), "--seed goes with extend search"),
         ((*SEARCH, "-o", "x"), "extend search needs --text FILE"),
         ((*SEARCH, "--text", "x"), "extend search needs --out FILE"),
         ((*SEARCH, "--rule", "yarn"), "extend search is for the rule longrope"),

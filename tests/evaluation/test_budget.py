@@ -81,6 +81,13 @@ def test_a_small_wish_is_not_made_larger():
     assert plan.grid.limit is None
 
 
+def test_time_that_is_gone_is_not_planned_for():
+    minutes = cost(ASKED) / 60 * 2
+    assert fitted(ASKED, minutes, cost).grid == ASKED
+    late = fitted(ASKED, minutes, cost, spent=cost(ASKED))
+    assert late.seconds <= 60 * minutes * 0.9 - cost(ASKED)
+
+
 def test_what_no_task_looks_at_stays_as_it_is():
     plan = fitted(ASKED, 1e-9, cost, {"lengths", "windows"})
     assert {line.split()[0] for line in plan.left_out} == {"lengths", "windows"}

@@ -97,6 +97,13 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
         assert "\n" not in str(raised.value)
 
 
+def test_another_cells_name_is_noticed_where_there_are_no_rows(tmp_path):
+    path = write(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b'"cell": "b/2"', b'"cell": "b/3"'))
+    with pytest.raises(UserError, match="line 7: the lines up to here are not those"):
+        read_results(tmp_path)
+
+
 def test_a_line_that_is_gone_or_doubled_is_noticed(tmp_path):
     lines = write(tmp_path).read_bytes().splitlines(keepends=True)
     for number in range(1, len(lines) - 1):

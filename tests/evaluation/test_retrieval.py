@@ -270,6 +270,7 @@ def test_the_work_of_a_cell_is_what_is_computed(monkeypatch: pytest.MonkeyPatch)
     ("changes", "message"),
     [
         ({"lengths": (80,)}, "80 tokens have no room"),
+        ({"lengths": (20,)}, "20 tokens have no room"),
         ({"depths": tuple(i / 60 for i in range(61))}, "have no room"),
         ({"depths": (0.5, 1.1)}, "a depth is 1.1"),
         ({"variants": ("needle",)}, "no variant 'needle'"),

@@ -9,7 +9,7 @@ from armillary.evaluation.budget import ENTRIES, Grid
 from armillary.evaluation.perplexity import Document, Perplexity, ShortLoss
 from armillary.evaluation.provenance import task_settings
 from armillary.evaluation.retrieval import Retrieval
-from armillary.evaluation.suite import NAMES, Suite, default_lengths, task_tokens
+from armillary.evaluation.suite import NAMES, Suite, default_grid, default_lengths, task_tokens
 from support.evaluations import made_up_text, worded_model
 from support.tiny_model import tiny_tokenizer
 
@@ -131,14 +131,24 @@ def test_what_tasks_look_at(suite):
 
 
 @pytest.mark.parametrize(
-    ("window", "lengths"),
+    ("window", "original", "lengths"),
     [
-        (8192, (1024, 2048, 4096, 8192)),
-        (2048, (256, 512, 1024, 2048)),
-        (1000, (500, 1000)),
-        (256, (128, 256)),
-        (1, (1,)),
+        (8192, None, (1024, 2048, 4096, 8192)),
+        (8192, 2048, (256, 512, 1024, 2048, 4096, 8192)),
+        (2048, 2048, (256, 512, 1024, 2048)),
+        (1000, None, (500, 1000)),
+        (256, None, (128, 256)),
+        (1, None, (1,)),
     ],
 )
-def test_lengths_go_up_to_the_window_by_doublings(window, lengths):
-    assert default_lengths(window) == lengths
+def test_lengths_go_up_to_the_window_by_doublings(window, original, lengths):
+    assert default_lengths(window, original) == lengths
+
+
+@pytest.mark.parametrize("lengths", [(256, 512), (512, 1024), (1024, 4096)])
+def test_what_is_asked_by_default_has_room_at_every_length(suite, lengths):
+    """A vocabulary whose phrase of the passkey is four tokens, as it is of those that are used."""
+    tokens = replace(suite.tokens, label=suite.tokens.label[:4])
+    asked = replace(suite, tokens=tokens, names=("retrieval", "reasoning", "induction"))
+    made = asked.make(replace(default_grid(lengths), instances=1))
+    assert all(task.lengths == lengths for task in made.tasks)

@@ -217,6 +217,31 @@ def test_muon_goes_on_too(shared, tmp_path):
     assert_same_bits(weights(one), weights(other))
 
 
+def test_mixtures_and_skipped_positions_go_on_too(shared, tmp_path):
+    """What is drawn and where positions skip is of the step, not of the process."""
+    _, config, *_ = shared
+    mixture = {"long": 40, "long_share": 0.6, "short": 8, "short_share": 0.25}
+    changes = {
+        "train": {"steps": 6, "warmup": 1},
+        "data": {"mixture": mixture, "skip": {"to": 100, "chunks": 3}},
+    }
+    whole, parts = (of(config, tmp_path / name, **changes) for name in ("whole", "parts"))
+    events: list = []
+    train(whole, listeners=[events.append])
+    train(parts, listeners=[stop_after(3)])
+    train(parts, resume=True)
+    one, other = tmp_path / "whole/model", tmp_path / "parts/model"
+    assert_same_bits(weights(one), weights(other))
+    assert any("rows reach 100 positions" in e.text for e in events if isinstance(e, Notice))
+
+    plain: list = []
+    train(of(config, tmp_path / "plain", train=changes["train"]), listeners=[plain.append])
+    assert losses(plain) != losses(events)  # it did draw otherwise
+    other = of(parts, tmp_path / "parts", data={"skip": {"to": 100, "chunks": 2}})
+    with pytest.raises(ConfigError, match="data.skip.chunks: 3 → 2"):
+        train(other, resume=True)
+
+
 def test_a_finished_run_that_goes_on_has_nothing_left_to_do(shared, tmp_path):
     _, config, *_ = shared
     short = of(config, tmp_path, train={"steps": 2, "warmup": 1})

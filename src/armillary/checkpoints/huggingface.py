@@ -392,15 +392,15 @@ def _config_entries(
     return entries
 
 
-def says_window(config: DecoderConfig) -> bool:
-    """Whether the format has a place for the window: of the dynamic rule it says the original."""
-    rotaries = [layer.attention.rotary for layer in config.layers]
-    rules = [rotary.scaling for rotary in rotaries if rotary is not None]
-    return all(
-        rule.original_window == config.max_positions
-        for rule in rules
-        if isinstance(rule, DynamicNTK)
-    )
+def check_window(config: DecoderConfig) -> None:
+    """Raise ConfigError where readers would not learn of the window: that of the dynamic rule."""
+    for layer in config.layers:
+        rule = None if layer.attention.rotary is None else layer.attention.rotary.scaling
+        if isinstance(rule, DynamicNTK) and rule.original_window != config.max_positions:
+            raise ConfigError(
+                f"Hugging Face's files state the original window {rule.original_window:,} for the "
+                f"dynamic rule, and nothing of {config.max_positions:,}"
+            )
 
 
 _TORCH_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

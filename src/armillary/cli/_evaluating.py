@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,7 +21,13 @@ from armillary.evaluation.run import Stopped, evaluate
 from armillary.evaluation.scoring import Scorer
 from armillary.evaluation.short_data import TASKS as SHORT
 from armillary.evaluation.short_data import read_questions
-from armillary.evaluation.suite import NAMES, Suite, default_lengths, task_tokens
+from armillary.evaluation.suite import (
+    NAMES,
+    Suite,
+    default_grid,
+    default_lengths,
+    task_tokens,
+)
 from armillary.evaluation.summary import Summary, summarise
 from armillary.evaluation.texts import read_documents
 from armillary.strict_dict import nearest
@@ -58,6 +65,7 @@ class Wish:
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
+    figures: bool = True
 
     @property
     def command(self) -> str:
@@ -65,7 +73,7 @@ class Wish:
         parts = ["armillary", "evaluate", self.model, "--out", self.out.name]
         for option in fields(self):
             value, name = getattr(self, option.name), option.name.replace("_", "-")
-            if name in {"model", "out"} or value in (None, (), option.default):
+            if name in {"model", "out", "figures"} or value in (None, (), option.default):
                 continue
             if name in {"text", "ignore-keys"}:
                 parts += [part for each in value for part in (f"--{name.rstrip('s')}", each)]
@@ -89,13 +97,14 @@ def run_evaluation(wish: Wish, *, json: bool) -> None:
 
     Raises UserError for what cannot be asked; Interrupted at a signal.
     """
+    started = time.monotonic()
     names, short = _tasks(wish.tasks)
     subject = _open(wish)
-    asked = _grid(wish, subject.run.window)
+    asked = _grid(wish, subject.run)
     suite = _suite(wish, subject, names, short, asked)
-    grid, plan, speed = _planned(wish, subject.scorer, suite, asked)
+    grid, plan, speed = _planned(wish, subject.scorer, suite, asked, started)
     made = suite.make(grid)
-    say(made.notices)
+    say([*made.notices, *_hints(wish, subject.run, asked)])
     run = replace(subject.run, plan=plan)
     try:
         with EvaluationDisplay() as display:
@@ -110,6 +119,16 @@ def run_evaluation(wish: Wish, *, json: bool) -> None:
     show_summary(summary, [str(wish.out / FILE), *_pages(summary, wish)], json=json)
 
 
+def _hints(wish: Wish, run: Run, asked: Grid) -> list[str]:
+    """What makes an extended model's results comparable with those of the model before."""
+    if run.window == run.original_window or wish.reach is not None:
+        return []
+    return [
+        f"for armillary compare, evaluate the model before it was extended with --reach "
+        f"{asked.lengths[-1]} on the same text"
+    ]
+
+
 def _pages(summary: Summary, wish: Wish) -> list[str]:
     """Write the page, the card and the figures; return where those are that a person opens."""
     from armillary.evaluation.card import write_card
@@ -122,10 +141,11 @@ def _pages(summary: Summary, wish: Wish) -> list[str]:
     commands = [wish.command]
     write_report(page, [summary], frequencies=frequencies, commands=commands)
     write_card(card, [summary], commands=commands)
-    if importlib.util.find_spec("matplotlib") is None:
-        say(['no figures are drawn without matplotlib: pip install "armillary[figures]"'])
-    else:
-        write_figures(wish.out / "figures", [summary], frequencies=frequencies)
+    if wish.figures:
+        if importlib.util.find_spec("matplotlib") is None:
+            say(['no figures are drawn without matplotlib: pip install "armillary[figures]"'])
+        else:
+            write_figures(wish.out / "figures", [summary], frequencies=frequencies)
     return [str(page), str(card)]
 
 
@@ -187,19 +207,19 @@ def _served(wish: Wish, url: str) -> Subject:
     return Subject(scorer, run, tokenizer)
 
 
-def _grid(wish: Wish, window: int) -> Grid:
-    lengths = wish.lengths or default_lengths(window)
-    if lengths[-1] > window:
+def _grid(wish: Wish, run: Run) -> Grid:
+    lengths = wish.lengths or default_lengths(run.window, run.original_window)
+    if lengths[-1] > run.window:
         raise UserError(
-            f"--lengths: {lengths[-1]:,} tokens are more than the model's window of {window:,}; "
-            "armillary extend apply gives it a longer one"
+            f"--lengths: {lengths[-1]:,} tokens are more than the model's window of "
+            f"{run.window:,}; armillary extend apply gives it a longer one"
         )
     given = {
         name: value
         for name in ("instances", "windows", "depths", "distractors", "hops", "limit")
         if (value := getattr(wish, name)) is not None
     }
-    return replace(Grid(lengths), **given)
+    return replace(default_grid(lengths), **given)
 
 
 def _suite(
@@ -226,8 +246,10 @@ def _suite(
         else read_documents(wish.text or (_DEFAULT_TEXT,), tokenizer, least=longest)
     )
     say(notices)
-    tokens, why_not = task_tokens(tokenizer, documents, grid.lengths[-1])
-    say([why_not] if tokens is not None and why_not else [])
+    tokens, why_not = None, ""
+    if {"retrieval", "reasoning", "induction"} & set(names):
+        tokens, why_not = task_tokens(tokenizer, documents, longest)
+        say([why_not] if tokens is not None and why_not else [])
     with TransferProgress() as transfer:
         questions = {
             name: read_questions(
@@ -250,7 +272,7 @@ def _suite(
 
 
 def _planned(
-    wish: Wish, scorer: Scorer, suite: Suite, asked: Grid
+    wish: Wish, scorer: Scorer, suite: Suite, asked: Grid, started: float
 ) -> tuple[Grid, Mapping[str, Setting], Speed | None]:
     """The grid that fits the time; the one that was planned when this evaluation began."""
     begun = header_of(wish.out)
@@ -268,7 +290,8 @@ def _planned(
             for cell in task.cells()
         )
 
-    plan = fitted(asked, wish.minutes, cost, suite.matters)
+    spent = time.monotonic() - started
+    plan = fitted(asked, wish.minutes, cost, suite.matters, spent=spent)
     say(_plan_notices(plan))
     return plan.grid, plan.settings(), speed
 

@@ -237,17 +237,45 @@ def _comparison_tables(
 ) -> Iterator[tuple[str, "Table"]]:
     from armillary.evaluation import tables
 
-    families: tuple[tuple[Family, str], ...] = (
-        ("loss", "nats per token"),
-        ("questions", "points of a hundred"),
-        ("short tasks", "points of a hundred"),
-    )
-    for family, what in families:
-        table = tables.differences(comparison, summaries, family)
-        if table.rows:
-            yield f"{family}: differences in {what}", _rendered(table)
+    if len(comparison.names) == 2:
+        yield "differences, and which of them are shown to be real", _differences(comparison)
+    else:
+        families: tuple[tuple[Family, str], ...] = (
+            ("loss", "nats per token"),
+            ("questions", "hundredths"),
+            ("short tasks", "hundredths"),
+        )
+        for family, unit in families:
+            table = tables.differences(comparison, summaries, family)
+            if table.rows:
+                yield f"{family}: differences in {unit}", _rendered(table)
     if comparison.unpaired:
         yield "not compared", _rendered(tables.unpaired(comparison))
+
+
+def _differences(comparison: "Comparison") -> "Table":
+    """Each difference of the one other model; losses in nats per token, shares in hundredths."""
+    from armillary.evaluation.tables import SHARES
+    from armillary.evaluation.telling import number, points, with_bounds
+    from armillary.evaluation.verdict import side_of
+
+    table = _table("measured", "tokens", "difference", "p", "shown")
+    for each in comparison.differences:
+        if each.adjusted is None:
+            continue  # loss by position, which is for the page
+        of = each.difference
+        table.add_row(
+            each.measure
+            if each.family == "loss"
+            else f"{each.variant or each.task}, {each.measure}",
+            "" if each.at is None else f"{each.at:,}",
+            f"{points(of.value)} ({points(of.low)} to {points(of.high)})"
+            if each.measure in SHARES
+            else with_bounds(of, signed=True),
+            "< 0.001" if each.adjusted < 0.001 else number(each.adjusted),
+            "–" if side_of(each) == "open" else side_of(each),
+        )
+    return table
 
 
 def _rendered(table: "Words") -> "Table":

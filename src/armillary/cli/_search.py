@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from armillary.cli._options import Interrupted, print_json, progress_console
 from armillary.cli._progress import SECONDS_BETWEEN_LINES
-from armillary.wording import clock_text, loss_text
+from armillary.wording import clock_text
 
 if TYPE_CHECKING:
     from armillary.checkpoints.checkpoint import Checkpoint
@@ -106,9 +106,9 @@ class _Told:
         done = evaluation.number + 1
         each = (now - self._start) / (done - self._first)
         name = f" ({evaluation.start})" if evaluation.start else ""
-        parts = [f"{done:,} of {self._evaluations:,}{name}", f"loss {loss_text(evaluation.loss)}"]
+        parts = [f"{done:,} of {self._evaluations:,}{name}", f"loss {_nats(evaluation.loss)}"]
         if not improved:
-            parts.append(f"best {loss_text(best.loss)}")
+            parts.append(f"best {_nats(best.loss)}")
         parts.append(f"{clock_text((self._evaluations - done) * each)} left")
         self._console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
 
@@ -130,12 +130,17 @@ def _show(
         )
         return
     print(out)
-    print(f"  loss        {loss_text(found.best.loss)} nats per token, of {found.evaluations:,}")
+    print(f"  loss        {_nats(found.best.loss)} nats per token, of {found.evaluations:,}")
     for name, loss in found.starts.items():
-        print(f"  {name:<10}  {loss_text(loss)}")
+        print(f"  {name:<10}  {_nats(loss)}")
     print(f"  short       {short}")
     print(f"  measured    {notes}")
     print(
         f"  apply       armillary extend apply {model} --to {to} --rule longrope "
         f"--long-factors {out} --short-factors {short} --out DIR"
     )
+
+
+def _nats(loss: float) -> str:
+    """With as many digits as candidates differ in."""
+    return f"{loss:.5f}"

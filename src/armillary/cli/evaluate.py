@@ -50,8 +50,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="N,…",
-            help="Tokens of context (default: from an eighth of the window to all of it, by "
-            "doublings).",
+            help="Tokens of context (default: from an eighth of the original window to all of the "
+            "window, by doublings).",
             rich_help_panel=_ASKED,
             show_default=False,
         ),
@@ -84,7 +84,8 @@ def evaluate(
             metavar="N",
             min=1,
             max=1024,
-            help="Places of a fact between the beginning and the end of a context (11).",
+            help="Places of a fact between the beginning and the end of a context (11; fewer where "
+            "lengths below 512 are asked, as of the next two).",
             rich_help_panel=_ASKED,
             show_default=False,
         ),
@@ -196,6 +197,14 @@ def evaluate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     ignore_key: IgnoreKey = None,
+    figures: Annotated[
+        bool,
+        typer.Option(
+            "--figures/--no-figures",
+            help="Draw the page's figures as PNGs too (some seconds).",
+            rich_help_panel="Output",
+        ),
+    ] = True,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -234,6 +243,7 @@ def evaluate(
             dtype=dtype,
             device=device,
             ignore_keys=tuple(ignore_key or ()),
+            figures=figures,
         ),
         json=json,
     )

@@ -225,39 +225,50 @@ def extend(
         ),
     ] = None,
     evaluations: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
             min=3,
             max=1 << 20,
-            help="search: how many divisors are measured; the same command with more goes on.",
+            help="search: how many divisors are measured (128); with more, the same command goes "
+            "on.",
             rich_help_panel="Search",
+            show_default=False,
         ),
-    ] = 128,
+    ] = None,
     population: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
             min=2,
             max=1 << 12,
-            help="search: how many are kept of a generation, and how many are made of them.",
+            help="search: how many are kept of a generation, and how many are made of them (16).",
             rich_help_panel="Search",
+            show_default=False,
         ),
-    ] = 16,
+    ] = None,
     passages: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
             min=1,
             max=1 << 12,
-            help="search: passages of the text, as long as the window, that losses are taken on.",
+            help="search: passages of the text, as long as the window, that losses are taken on "
+            "(4).",
             rich_help_panel="Search",
+            show_default=False,
         ),
-    ] = 4,
+    ] = None,
     seed: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="search: what is drawn.", rich_help_panel="Search"),
-    ] = 0,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="search: decides what is drawn (0).",
+            rich_help_panel="Search",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
     ignore_key: IgnoreKey = None,
     debug: Debug = False,
@@ -284,6 +295,14 @@ def extend(
         raise UserError(f"extend {action} needs {'a MODEL' if model is None else '--to N'}")
     if adapt is None and settings:
         raise UserError("--set replaces settings of a file; say which: --adapt RUN.yaml")
+    _check_of_search(
+        action,
+        text=text,
+        evaluations=evaluations,
+        population=population,
+        passages=passages,
+        seed=seed,
+    )
     from armillary.cli import _extension
     from armillary.extension.rules import RuleOptions
 
@@ -331,10 +350,10 @@ def extend(
             out,
             to=to,
             options=options,
-            evaluations=evaluations,
-            population=population,
-            passages=passages,
-            seed=seed,
+            evaluations=evaluations or 128,
+            population=population or 16,
+            passages=passages or 4,
+            seed=seed or 0,
             json=json,
         )
         return
@@ -369,3 +388,9 @@ def extend(
         dtype=dtype,
     )
     _extension.show_applied(applied, json)
+
+
+def _check_of_search(action: str, **options: object) -> None:
+    for name, value in options.items():
+        if value is not None and action != "search":
+            raise UserError(f"--{name} goes with extend search")

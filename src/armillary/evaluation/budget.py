@@ -117,11 +117,17 @@ class Plan:
 
 
 def fitted(
-    asked: Grid, minutes: float, cost: Callable[[Grid], float], matters: Collection[str] = ENTRIES
+    asked: Grid,
+    minutes: float,
+    cost: Callable[[Grid], float],
+    matters: Collection[str] = ENTRIES,
+    *,
+    spent: float = 0.0,
 ) -> Plan:
     """Make a grid that takes no longer than some minutes; `cost` estimates a grid's seconds.
 
     `matters` are the entries of the grid that the tasks look at; the others stay as they are.
+    `spent` are seconds of the time that are gone already.
 
     Instances (of questions, losses, short tasks) become fewer first, since they cost certainty
     and no answer; then depths, distractors and hops; then the longest lengths are left out. What
@@ -130,7 +136,7 @@ def fitted(
     grid, seconds = asked, 0.0
     for grid in _less_and_less(asked, matters):
         seconds = cost(grid)
-        if seconds <= 60 * minutes * _FILLED:
+        if seconds <= 60 * minutes * _FILLED - spent:
             break
     return Plan(asked, grid, minutes, seconds)
 

@@ -21,29 +21,33 @@ def generator(*of: object) -> np.random.Generator:
     return np.random.default_rng(np.frombuffer(digest, np.uint32))
 
 
-def place(
-    size: int, taken: Sequence[range], lengths: Sequence[int], random: np.random.Generator
-) -> list[int]:
-    """Where blocks of these lengths start, none over another or over what is taken.
+def gaps(size: int, taken: Sequence[range]) -> list[range]:
+    """What of a text is not taken, in order; no two that are taken may overlap."""
+    ordered = sorted(taken, key=lambda part: part.start)
+    starts = [0, *(part.stop for part in ordered)]
+    stops = [*(part.start for part in ordered), size]
+    return [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
-    Raises UserError when there is no room.
+
+def place(free: Sequence[range], count: int, width: int, random: np.random.Generator) -> list[int]:
+    """Where blocks of a width start, none over another, in any order, all within the gaps.
+
+    Every gap that holds one may get one, and longer ones get more.
+    Raises UserError when the gaps do not hold so many.
     """
-    free = np.ones(size, dtype=np.bool_)
-    for part in taken:
-        free[part.start : part.stop] = False
-    starts = []
-    for length in lengths:
-        used = np.concatenate([[0], np.cumsum(~free)])
-        fits = np.flatnonzero(used[length:] == used[:-length])
-        if not fits.size:
-            raise UserError(
-                f"{size} tokens have no room for {len(lengths)} facts of up to {max(lengths)} "
-                f"tokens beside {len(taken)} others; ask for a greater length or for fewer"
-            )
-        start = int(random.choice(fits))
-        free[start : start + length] = False
-        starts.append(start)
-    return starts
+    slots = [number for number, gap in enumerate(free) for _ in range(len(gap) // width)]
+    if len(slots) < count:
+        raise UserError(
+            f"the gaps have room for {len(slots)} of {count} facts of {width} tokens; ask for a "
+            "greater length or for fewer"
+        )
+    starts: list[int] = []
+    chosen = [slots[index] for index in random.choice(len(slots), count, replace=False)]
+    for number, gap in enumerate(free):
+        blocks = chosen.count(number)
+        spare = np.sort(random.integers(0, len(gap) - blocks * width + 1, blocks))
+        starts += [gap.start + int(shift) + at * width for at, shift in enumerate(spare)]
+    return [starts[index] for index in random.permutation(count)]
 
 
 def overlay(text: NDArray[np.int64], facts: Sequence[tuple[int, Ids]]) -> Ids:

@@ -59,7 +59,7 @@ class _Chains(ABC):
             facts = self._count * self.facts(hops)
             check_words(self.name, self.tokens.words, facts + self._count)
             for length in self.lengths:
-                if self._body(length) < 2 * facts * _FACT:
+                if self._body(length) < facts * _FACT:
                     raise UserError(
                         f"{self.name}: {length} tokens have no room for {facts} facts of {_FACT} "
                         "tokens; ask for a greater length, fewer chains or fewer hops"

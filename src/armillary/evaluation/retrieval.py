@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from armillary.errors import UserError
-from armillary.evaluation.composition import Ids, check_words, draw, generator, overlay, place
+from armillary.evaluation.composition import Ids, check_words, draw, gaps, generator, overlay, place
 from armillary.evaluation.filler import filler
 from armillary.evaluation.questions import Kind, Prompt, Question, ask
 from armillary.evaluation.records import Cell, Row, Setting
@@ -49,7 +49,7 @@ class Retrieval:
     """Length × depth × distractors, in three variants.
 
     key-value  keys and values of random words
-    passkey    a key of a fixed phrase and a word, and a value of five digits
+    passkey    keys of a fixed phrase and random words, and values of five digits
     near-miss  keys of one word more, of which all share all but one
 
     An instance has a record at each depth, and they are asked for in as few contexts as the number
@@ -133,8 +133,8 @@ class Retrieval:
         used = {token for pair in pairs for token in (*pair.key, *pair.value)}
         text = filler(tokens, size, used | set(tokens.digits), random)
         starts = {depth: round(depth * (size - record)) for depth in depths}
-        taken = [range(start, start + record) for start in starts.values()]
-        places = place(size, taken, [record] * len(loose), random)
+        free = gaps(size, [range(start, start + record) for start in starts.values()])
+        places = place(free, len(loose), record, random)
         tail = (tokens.newline, *(t for pair in taught for t in pair.line(tokens)))
 
         def context(facts: Iterable[tuple[int, _Pair]]) -> Ids:
@@ -238,7 +238,7 @@ class Retrieval:
         """Tokens of a key and of a value."""
         return {
             "key-value": (self.key_tokens, self.value_tokens),
-            "passkey": (len(self.tokens.label) + 1, NUMBER),
+            "passkey": (len(self.tokens.label) + self.key_tokens, NUMBER),
             "near-miss": (self.key_tokens + 1, self.value_tokens),
         }[variant]
 
@@ -252,22 +252,22 @@ class Retrieval:
         key, value = self._widths(variant)
         words = {
             "key-value": count * (key + value),
-            "passkey": count,
+            "passkey": count * self.key_tokens,
             "near-miss": key - 1 + count * (1 + value),
         }[variant]
         check_words(f"{self.name}: {variant}", self.tokens.words, words)
 
     def _check_room(self, variant: str, length: int, distractors: int) -> None:
         size, record = self._body(variant, length), sum(self._widths(variant)) + 3
-        count = len(self.depths) + self._spare(distractors) + TAUGHT
+        loose = self._spare(distractors) + TAUGHT
         starts = sorted(round(depth * (size - record)) for depth in self.depths)
-        close = any(after - before < record for before, after in pairwise(starts))
-        # Each record that stands keeps another from starting in twice its length at most.
-        if close or size < 2 * record * count:
+        close = size < record or any(after - before < record for before, after in pairwise(starts))
+        free = [] if close else gaps(size, [range(start, start + record) for start in starts])
+        if sum(len(gap) // record for gap in free) < loose:
             raise UserError(
-                f"retrieval: {variant}: {length} tokens have no room for {count} records of "
-                f"{record} tokens at {len(self.depths)} depths; ask for a greater length, fewer "
-                "depths or fewer distractors"
+                f"retrieval: {variant}: {length} tokens have no room for {loose} records of "
+                f"{record} tokens beside those at {len(self.depths)} depths; ask for a greater "
+                "length, fewer depths or fewer distractors"
             )
 
     def _pairs(
@@ -279,11 +279,11 @@ class Retrieval:
         """
         key, value = self._widths(variant)
         if variant == "passkey":
-            names = draw(self.tokens.words, count, random)
+            names = _cut(draw(self.tokens.words, count * self.key_tokens, random), count)
             numbers = random.choice(10**NUMBER, count, replace=False)
             return [
                 _Pair(
-                    (*self.tokens.label, name),
+                    (*self.tokens.label, *name),
                     tuple(self.tokens.digits[int(digit)] for digit in f"{number:0{NUMBER}d}"),
                 )
                 for name, number in zip(names, numbers, strict=True)
@@ -296,7 +296,12 @@ class Retrieval:
             rest = words[count:]
         else:
             words = draw(self.tokens.words, count * (key + value), random)
-            keys = [words[first : first + key] for first in range(0, count * key, key)]
+            keys = _cut(words[: count * key], count)
             rest = words[count * key :]
-        values = [rest[first : first + value] for first in range(0, count * value, value)]
-        return [_Pair(*pair) for pair in zip(keys, values, strict=True)]
+        return [_Pair(*pair) for pair in zip(keys, _cut(rest, count), strict=True)]
+
+
+def _cut(words: Ids, count: int) -> list[Ids]:
+    """Words in as many even parts, in their order."""
+    size = len(words) // count
+    return [words[first : first + size] for first in range(0, count * size, size)]

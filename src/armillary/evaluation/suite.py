@@ -29,6 +29,7 @@ _MATTERS = {
     "short": {"limit"},
 }
 _TARGETS = 256  # tokens that one window's loss is of
+_SHORTEST = 16  # tokens of a context
 _SHORT = 512  # tokens of a short text
 _HAYSTACK = 1 << 16  # tokens of prose that questions are hidden in; more where contexts are longer
 
@@ -157,6 +158,11 @@ class Suite:
     def _perplexity(self, lengths: tuple[int, ...], windows: int) -> Perplexity:
         crop = self.crop if self.crop is not None and self.crop < max(lengths) else None
         shortest = min([*lengths, *([] if crop is None else [crop])])
+        if shortest < _SHORTEST:
+            raise UserError(
+                f"perplexity: a context of {shortest} tokens is below {_SHORTEST}, the least that "
+                "losses are measured under; ask for a greater length"
+            )
         return Perplexity(
             self.documents,
             lengths,
@@ -202,13 +208,26 @@ def task_tokens(
     return tokens, ""
 
 
-def default_lengths(window: int) -> tuple[int, ...]:
-    """From an eighth of a window, or 256 tokens at least, to the window by doublings."""
-    least = max(1, window // 8, min(256, window // 2))
+def default_lengths(window: int, original_window: int | None = None) -> tuple[int, ...]:
+    """From an eighth of the original window, or 256 tokens at least, to the window by doublings.
+
+    So a model that was extended is asked at all lengths that the one before is asked at, where its
+    window is a power of two times that.
+    """
+    original = original_window or window
+    least = max(1, original // 8, min(256, original // 2))
     lengths = [window]
     while lengths[0] // 2 >= least:
         lengths.insert(0, lengths[0] // 2)
     return tuple(lengths)
+
+
+def default_grid(lengths: tuple[int, ...]) -> Grid:
+    """What is asked unless it is said: less of what the shortest length has no room for."""
+    if lengths[0] >= 512:
+        return Grid(lengths)
+    few = Grid(lengths, depths=5, distractors=(4,), hops=(1, 2))
+    return few if lengths[0] >= 256 else replace(few, depths=3, distractors=(2,))
 
 
 def _depths(count: int) -> tuple[float, ...]:

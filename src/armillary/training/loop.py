@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from armillary.checkpoints.huggingface import says_window
+from armillary.checkpoints.huggingface import check_window
 from armillary.data import Batch
 from armillary.diagnosis.size import forward_flops
 from armillary.errors import CheckpointError, ConfigError, UserError
@@ -358,8 +358,7 @@ class Trainer:
         generation = {**self.work.generation, "eos_token_id": list(self._end_ids())}
         tokenizer = self.work.tokenizer
         try:
-            if not says_window(config):
-                raise ConfigError("Hugging Face's files do not say the window of this rule")
+            check_window(config)
             export_huggingface(path, decoder, tokenizer, generation, config=config)
         except ConfigError as error:
             self._tell(Notice(self.progress.step, f"the model is written in our format: {error}"))
