@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from armillary.errors import ConfigError
+from armillary.extension.adapt_config import AdaptConfig
 from armillary.training.optimizer import OptimizerConfig
 from armillary.training.run_config import RunConfig, TrainSettings, differences, explain
 from armillary.training.schedule import ScheduleConfig
@@ -154,5 +155,8 @@ def test_differences_are_told_by_dotted_names():
     ids=lambda path: path.name,
 )
 def test_the_shipped_runs_are_runs(path):
-    if re.search(r"^train:", path.read_text(), re.MULTILINE):
+    keys = re.findall(r"^(\w+):", path.read_text(), re.MULTILINE)
+    if "stages" in keys:
+        AdaptConfig.load(path)
+    elif "train" in keys:
         RunConfig.load(path)
