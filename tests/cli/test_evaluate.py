@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from armillary.cli import main
+from armillary.evaluation.records import LossRow
 from armillary.evaluation.results import FILE, cells_done, read_results
 from armillary.rope_scaling import YaRN
 from support.evaluations import MadeUpScorer, made_up_text, worded_model
@@ -266,6 +267,31 @@ def test_an_extended_model_is_set_beside_cropping(here, capsys):
     losses = [each for each in facts if each["kind"] == "by_context"]
     assert [each["at"] for each in losses] == [256, 512, 1024]
     assert [each["over_crop"] is None for each in losses] == [False, True, False]
+
+
+def test_key_tokens_of_one_model_are_those_of_another(here, capsys, monkeypatch):
+    """A model that learned nothing gains nothing: what counts as a gain is made less."""
+    monkeypatch.setattr("armillary.evaluation.perplexity.KEY_GAIN", 0.0)
+    monkeypatch.setattr("armillary.evaluation.perplexity.KEY_LIKELY", -1e9)
+    asked = ["--tasks", "perplexity", "--lengths", "32,512", "--windows", "8", "--reach", "1024"]
+    assert main(arguments(here, "choosing", *asked)) == 0
+    _, rows = read_results(here / "choosing")
+    chosen = {row.instance for row in rows if isinstance(row, LossRow) and row.group == "key"}
+    assert chosen
+    asked[3] = "32,512,1024"
+    given = ["--keys-from", str(here / "choosing")]
+    assert main(arguments(here, "given", *asked, *given, model="extended")) == 0
+    run, rows = read_results(here / "given")
+    assert {row.instance for row in rows if row.group == "key"} == chosen
+    assert run.tasks["perplexity"]["keys"] == "given"
+    assert "are of other text" not in capsys.readouterr().err
+    other = ["--tasks", "perplexity", "--lengths", "64", "--windows", "2", "--seed", "9"]
+    assert main(arguments(here, "elsewhere", *other, *given)) == 0
+    assert "the key tokens that were given are of other text" in capsys.readouterr().err
+    keyless = ["--keys-from", str(here / "elsewhere")]
+    assert "no key tokens were chosen there" in refused(
+        capsys, arguments(here, "wrong", *other, *keyless)
+    )
 
 
 @pytest.mark.parametrize(

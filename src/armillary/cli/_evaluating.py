@@ -15,8 +15,9 @@ from armillary.cli._progress import TransferProgress
 from armillary.cli._sampling import load_model
 from armillary.errors import UserError
 from armillary.evaluation.budget import Grid, Plan, Speed, fitted, kept, measured_speed
+from armillary.evaluation.perplexity import chosen_keys
 from armillary.evaluation.records import Run, Setting
-from armillary.evaluation.results import FILE, header_of
+from armillary.evaluation.results import FILE, header_of, read_results
 from armillary.evaluation.run import Stopped, evaluate
 from armillary.evaluation.scoring import Scorer
 from armillary.evaluation.short_data import TASKS as SHORT
@@ -57,6 +58,7 @@ class Wish:
     limit: int | None
     text: tuple[str, ...]
     reach: int | None
+    keys_from: Path | None
     short_data: Path | None
     original_window: int | None
     ignore_keys: tuple[str, ...]
@@ -265,10 +267,22 @@ def _suite(
         questions=questions,
         crop=run.original_window,
         reach=wish.reach,
+        keys=None if wish.keys_from is None else _keys(wish.keys_from),
         seed=wish.seed,
         strict=wish.tasks is not None,
         why_not=why_not,
     )
+
+
+def _keys(results: Path) -> Mapping[str, tuple[int, ...]]:
+    """The key tokens that another evaluation chose. Raises UserError when it chose none."""
+    keys = chosen_keys(read_results(results)[1])
+    if not keys:
+        raise UserError(
+            f"--keys-from {results}: no key tokens were chosen there; that takes perplexity at two "
+            "lengths within the original window"
+        )
+    return keys
 
 
 def _planned(

@@ -154,6 +154,16 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    keys_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RESULTS",
+            help="Take the key tokens that another evaluation chose, so that losses on them can be "
+            "compared; left out, each model chooses its own.",
+            rich_help_panel=_TEXT,
+            show_default=False,
+        ),
+    ] = None,
     short_data: Annotated[
         Path | None,
         typer.Option(
@@ -236,6 +246,7 @@ def evaluate(
             seed=seed,
             text=tuple(text or ()),
             reach=reach,
+            keys_from=keys_from,
             short_data=short_data,
             original_window=original_window,
             server=server,

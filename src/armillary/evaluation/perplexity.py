@@ -194,6 +194,11 @@ class Perplexity:
                 f"{self.name}: the documents hold {len(self.drawn):,} windows of the "
                 f"{self.windows:,} asked for"
             )
+        ours = (part.instance for window in self.drawn for part in self._parts(window))
+        if self.keys is not None and self.keys.keys().isdisjoint(ours):
+            notices.append(
+                f"{self.name}: the key tokens that were given are of other text, so there are none"
+            )
         return tuple(notices)
 
     @property
@@ -288,12 +293,18 @@ class Perplexity:
         stop = window.start + stretches * self.targets
         return _with_bos(window.document.ids[stop - (length - self._extra) : stop], self.bos)
 
+    def _parts(self, window: Stretch) -> list[Stretch]:
+        """The stretches of a window."""
+        return [
+            Stretch(window.document, window.start + number * self.targets, self.targets)
+            for number in range(self._stretches)
+        ]
+
     def _by_context(self, window: Stretch, by_length: Mapping[int, Nats]) -> list[LossRow]:
         """Rows of every stretch under every length, and of its key tokens."""
         rows = []
-        for number in range(self._stretches):
+        for number, stretch in enumerate(self._parts(window)):
             begin = number * self.targets
-            stretch = Stretch(window.document, window.start + begin, self.targets)
             nats = {
                 length: losses[begin : begin + self.targets] for length, losses in by_length.items()
             }

@@ -52,7 +52,7 @@ class Suite:
     documents  that losses are measured on
     questions  of the short tasks
     crop       the window before any extension: losses are measured at it too
-    reach      see `Perplexity`
+    reach      see `Perplexity`; keys too
     strict     whether a task that cannot be made is an error; else it is left out and told
     """
 
@@ -63,6 +63,7 @@ class Suite:
     questions: Mapping[str, Sequence[Question]] = field(default_factory=dict)
     crop: int | None = None
     reach: int | None = None
+    keys: Mapping[str, tuple[int, ...]] | None = None
     seed: int = 0
     strict: bool = True
     why_not: str = ""
@@ -171,6 +172,7 @@ class Suite:
             crop=crop,
             reach=None if self.reach is None else max(self.reach, *lengths),
             bos=self._bos,
+            keys=self.keys,
             seed=self.seed,
         )
 
