@@ -7,7 +7,7 @@
 # Everything goes to demo/. However it is stopped, it goes on from there when it is called again.
 set -eu
 here=$(dirname "$0")
-rules="none linear ntk yarn llama3"
+rules="none linear ntk dynamic yarn llama3"
 
 run() {
     printf '\n$ armillary %s\n' "$*"
