@@ -110,7 +110,7 @@ def show_summary(summary: "Summary", files: Sequence[str], *, json: bool) -> Non
     _print_tables(console, _summary_tables(summary))
     console.print("\n" + "\n".join(told))
     for file in files:
-        console.print(file)
+        console.print(file, soft_wrap=True)
 
 
 def summary_facts(summary: "Summary") -> Iterator[dict[str, Any]]:
@@ -218,7 +218,7 @@ def show_comparison(
     _print_tables(console, _comparison_tables(comparison, summaries))
     console.print("\n" + "\n".join(told))
     for file in files:
-        console.print(file)
+        console.print(file, soft_wrap=True)
 
 
 def comparison_facts(comparison: "Comparison") -> Iterator[dict[str, Any]]:
