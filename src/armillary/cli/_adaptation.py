@@ -2,15 +2,14 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armillary.cli import _extension
-from armillary.cli._options import Interrupted, NotReached, print_json, print_keys, progress_console
-from armillary.cli._progress import SECONDS_BETWEEN_LINES
+from armillary.cli._options import Interrupted, NotReached, print_json, print_keys
+from armillary.cli._progress import NowAndThen
 from armillary.wording import clock_text, loss_text
 
 if TYPE_CHECKING:
@@ -75,12 +74,11 @@ class _Told:
     """Tells on standard error how an adaptation goes; of --json, events go to standard output."""
 
     def __init__(self, json: bool) -> None:
-        self._console = progress_console()
+        self._lines = NowAndThen()
         self._json = json
-        self._last: float | None = None
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._lines.say(line, at_once=True)
 
     @contextmanager
     def listeners(self) -> "Iterator[Sequence[Listener]]":
@@ -90,13 +88,9 @@ class _Told:
             yield [display, *([print_event] if self._json else [])]
 
     def measured(self, model: str, progress: "Measured") -> None:
-        now = time.monotonic()
-        if self._last is not None and now - self._last < SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
         left = progress.seconds_left
         more = "" if left is None else f", {clock_text(left)} left"
-        self.say(f"measuring {model}: {progress.done:,} of {progress.cells:,}{more}")
+        self._lines.say(f"measuring {model}: {progress.done:,} of {progress.cells:,}{more}")
 
 
 def _show(adapted: "Adapted", json: bool) -> None:

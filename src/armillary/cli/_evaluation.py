@@ -1,19 +1,15 @@
 """What `armillary evaluate` and `compare` show: how far it is, tables, or facts for programs."""
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from armillary.cli._options import one_line, output_console, print_json, progress_console
-from armillary.cli._progress import SECONDS_BETWEEN_LINES
+from armillary.cli._progress import BarOrLines
 from armillary.wording import clock_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
     from rich.table import Table
 
     from armillary.evaluation.comparison import Comparison, Family
@@ -22,55 +18,13 @@ if TYPE_CHECKING:
     from armillary.evaluation.tables import Table as Words
 
 
-class EvaluationDisplay:
-    """A context, and a listener in it, that shows on standard error how far an evaluation is.
-
-    A bar on a terminal, else a line now and then.
-    """
-
-    def __init__(self) -> None:
-        self._console = progress_console()
-        self._bars: Bars | None = None
-        self._bar: TaskID | None = None
-        self._last_line: float | None = None
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            self._bars = Progress(
-                BarColumn(),
-                TextColumn("{task.description}", markup=False),
-                console=self._console,
-                transient=True,
-                redirect_stdout=False,
-            )
-            self._bars.start()
-            self._bar = self._bars.add_task("", total=None)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+class EvaluationDisplay(BarOrLines):
+    """A context, and a listener in it, that shows how far an evaluation is."""
 
     def __call__(self, progress: "Progress") -> None:
         """Show it."""
-        said = progress_text(progress)
-        if self._bars is not None and self._bar is not None:
-            self._bars.update(
-                self._bar, completed=progress.done, total=progress.cells, description=said
-            )
-            return
-        now = time.monotonic()
         ends = progress.cell is None
-        if ends or self._last_line is None or now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self._console.print(said, markup=False, highlight=False, soft_wrap=True)
+        self.show(progress_text(progress), progress.done, progress.cells, at_once=ends)
 
 
 def progress_text(progress: "Progress") -> str:

@@ -1,4 +1,4 @@
-"""How far a transfer is, on standard error: a bar on a terminal, else a line now and then."""
+"""How far something is, on standard error: a bar on a terminal, else a line now and then."""
 
 import time
 from types import TracebackType
@@ -11,6 +11,64 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 SECONDS_BETWEEN_LINES = 10.0
+
+
+class NowAndThen:
+    """Prints lines on standard error, but none within SECONDS_BETWEEN_LINES of the one before.
+
+    `patient`: nor in the first of those seconds, for what is mostly done by then.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.console = progress_console()
+        self._last = time.monotonic() if patient else None
+
+    def say(self, line: str, *, at_once: bool = False) -> None:
+        """Print a line if it is time for one, or `at_once`."""
+        now = time.monotonic()
+        if at_once or self._last is None or now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class BarOrLines:
+    """A context in which `show` says in one line how far one thing is, beside a bar if it can."""
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self._lines = NowAndThen(patient=patient)
+        self._bars: Progress | None = None
+        self._bar: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        if self._lines.console.is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self._bars = Progress(
+                BarColumn(),
+                TextColumn("{task.description}", markup=False),
+                console=self._lines.console,
+                transient=True,
+                redirect_stdout=False,
+            )
+            self._bars.start()
+            self._bar = self._bars.add_task("", total=None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, line: str, done: float, total: float | None, *, at_once: bool = False) -> None:
+        """Show the line and `done` of `total`; without a bar now and then, or `at_once`."""
+        if self._bars is not None and self._bar is not None:
+            self._bars.update(self._bar, completed=done, total=total, description=line)
+        else:
+            self._lines.say(line, at_once=at_once)
 
 
 class TransferProgress:

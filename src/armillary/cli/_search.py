@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armillary.cli._options import Interrupted, print_json, progress_console
-from armillary.cli._progress import SECONDS_BETWEEN_LINES
+from armillary.cli._options import Interrupted, print_json
+from armillary.cli._progress import NowAndThen
 from armillary.wording import clock_text
 
 if TYPE_CHECKING:
@@ -89,20 +89,16 @@ class _Told:
     """Tells on standard error how far a search is."""
 
     def __init__(self, evaluations: int) -> None:
-        self._console = progress_console()
+        self._lines = NowAndThen()
         self._evaluations = evaluations
         self._start = time.monotonic()
         self._first: int | None = None
-        self._last: float | None = None
 
     def __call__(self, evaluation: "Evaluation", best: "Evaluation") -> None:
         now = time.monotonic()
         if self._first is None:
             self._first = evaluation.number
         improved = best is evaluation
-        if not improved and self._last is not None and now - self._last < SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
         done = evaluation.number + 1
         each = (now - self._start) / (done - self._first)
         name = f" ({evaluation.start})" if evaluation.start else ""
@@ -110,7 +106,7 @@ class _Told:
         if not improved:
             parts.append(f"best {_nats(best.loss)}")
         parts.append(f"{clock_text((self._evaluations - done) * each)} left")
-        self._console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
+        self._lines.say(", ".join(parts), at_once=improved)
 
 
 def _show(
