@@ -88,10 +88,16 @@ def test_positions_within_the_shorter_window_pair():
 
 
 def test_what_one_model_has_alone_is_counted():
-    base = losses(by_context(0.0), lengths=(16, 32))
-    (missing,) = compare([(BASE, base), (LONG, losses(by_context(0.5)))]).unpaired
+    base, long = losses(by_context(0.0), lengths=(16, 32)), losses(by_context(0.5))
+    (missing,) = compare([(replace(BASE, window=64), base), (LONG, long)]).unpaired
     assert (missing.model, missing.task, missing.reason) == ("long", "perplexity", "missing")
     assert missing.count == 14 + 2 * 14  # 64 tokens of context, and positions 32 to 63
+
+
+def test_what_is_beyond_a_models_window_is_not_missed():
+    base, long = losses(by_context(0.0), lengths=(16, 32)), losses(by_context(0.5))
+    assert compare([(BASE, base), (LONG, long)]).unpaired == ()
+    assert compare([(LONG, long), (BASE, base)]).unpaired == ()
 
 
 def test_equal_models_do_not_differ():

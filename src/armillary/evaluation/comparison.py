@@ -202,7 +202,10 @@ def _key(row: Row) -> Key:
 def _paired(
     base: Run, run: Run, first: Rows, other: Rows
 ) -> tuple[list[tuple[Row, Row]], dict[Key, Reason]]:
-    """Rows of both that are of the same thing; and why each other key is not."""
+    """Rows of both that are of the same thing; and why each other key is not.
+
+    What only one can have, since it is beyond the other's window, is neither.
+    """
     pairs: list[tuple[Row, Row]] = []
     left_out: dict[Key, Reason] = {}
     same_choice = _key_tokens(first, other) == _key_tokens(other, first)
@@ -213,12 +216,18 @@ def _paired(
         elif isinstance(row, LossRow) and row.group == "key" and not same_choice:
             left_out[key] = "other key tokens"
         elif key not in first or key not in other:
-            left_out[key] = "missing"
+            if _length(row) <= (base if key in other else run).window:
+                left_out[key] = "missing"
         elif first[key].prompt != other[key].prompt:
             left_out[key] = "other prompt"
         else:
             pairs.append((first[key], other[key]))
     return pairs, left_out
+
+
+def _length(row: Row) -> int:
+    """The window that a row takes; short tasks fit into any."""
+    return 0 if isinstance(row, ChoiceRow) else row.length
 
 
 def _key_tokens(rows: Rows, others: Rows) -> set[str]:
