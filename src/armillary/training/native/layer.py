@@ -334,17 +334,17 @@ def loss_kernel(
     return losses, log_sums
 
 
-def _rows(n: int, *widths: int) -> list[Tensor]:
-    """A bfloat16 matrix (n, width) for each width, in one piece of memory straight from the system.
+def _rows(n: int, *widths: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """A matrix (n, width) for each width, in one piece of memory straight from the system.
 
     The system has it back when the last of them is gone; memory of the C library would stay with
     the process, full of holes that fit nothing.
     """
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, 2 * n * sum(widths), flags=private)
+    memory = mmap.mmap(-1, dtype.itemsize * n * sum(widths), flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.bfloat16)
+    whole = torch.frombuffer(memory, dtype=dtype)
     pieces = torch.split(whole, [n * width for width in widths])
     return [piece.view(n, width) for piece, width in zip(pieces, widths, strict=True)]
 
@@ -385,8 +385,8 @@ class Scratch:
         """
         whole = self.matrix("weights", of_rows.shape[1], rows.shape[1])
         torch.mm(of_rows.T, rows, out=whole)
-        parts = zip(_split(whole, matrices), matrices, strict=True)
-        return [part.to(matrix.dtype, copy=True) for part, matrix in parts]
+        (made,) = _rows(whole.shape[0], whole.shape[1], dtype=matrices[0].dtype)
+        return list(_split(made.copy_(whole), matrices))
 
 
 def _split(whole: Tensor, matrices: Sequence[Tensor]) -> tuple[Tensor, ...]:
