@@ -235,18 +235,18 @@ class _Layer(torch.autograd.Function):
         log_sum = torch.empty(sizes.batch, sizes.heads, sizes.length)
         normed, product = scratch.rows("normed", scaled1), scratch.rows("product", scaled1)
         u, rstd1 = _add_and_norm(x.contiguous(), None, scale1, sizes.eps[0], scaled1, normed)
-        torch.mm(normed, _narrow(q, k, v).T, out=qkv)
+        torch.mm(normed, scratch.narrow(q, k, v).T, out=qkv)
         _turn(qkv, angles, 1.0, sizes)
         kernels().attention(
             qkv, documents, sizes.window, sizes.scale, joined, log_sum, *sizes.of_attention
         )
-        torch.mm(joined, _narrow(out).T, out=product)
+        torch.mm(joined, scratch.narrow(out).T, out=product)
         u, rstd2 = _add_and_norm(u, product, scale2, sizes.eps[1], scaled2, normed)
         gate_up, active = _wide_rows(scratch, sizes, down)
         kept = _rows(sizes.rows, gate_up.shape[1])[0] if sizes.keeps_wide else None
-        gate_up = torch.mm(normed, _narrow(*wide).T, out=gate_up if kept is None else kept)
+        gate_up = torch.mm(normed, scratch.narrow(*wide).T, out=gate_up if kept is None else kept)
         kernels().swiglu(gate_up, active, *active.shape)
-        torch.mm(active, _narrow(down).T, out=product)
+        torch.mm(active, scratch.narrow(down).T, out=product)
         y = u.add_(product.view_as(u))
         ctx.save_for_backward(
             scaled1, rstd1, qkv, joined, log_sum, scaled2, rstd2, kept, documents, *angles,
@@ -268,25 +268,24 @@ class _Layer(torch.autograd.Function):
         of_y = of_y.contiguous()
         normed, product = scratch.rows("normed", scaled1), scratch.rows("product", scaled1)
         narrow = scratch.rows("narrow", scaled1).copy_(of_y.view_as(scaled1))
-        matrix = _narrow(*wide)
         _rescale(scaled2, scale2, normed)
         of_gate_up, active = _wide_rows(scratch, sizes, down)
         if kept is None:
-            torch.mm(normed, matrix.T, out=of_gate_up)
+            torch.mm(normed, scratch.narrow(*wide).T, out=of_gate_up)
         else:
             of_gate_up.copy_(kept)
-        torch.mm(narrow, _narrow(down), out=active)
+        torch.mm(narrow, scratch.narrow(down), out=active)
         kernels().swiglu_backward(of_gate_up, active, *active.shape)
-        of_down = (narrow.T @ active).to(down.dtype)
-        of_wide = _parts(of_gate_up.T @ normed, wide)
-        torch.mm(of_gate_up, matrix, out=product)
+        (of_down,) = scratch.products(narrow, active, [down])
+        of_wide = scratch.products(of_gate_up, normed, wide)
+        torch.mm(of_gate_up, scratch.narrow(*wide), out=product)
         of_u = torch.empty_like(of_y)
         of_norm2 = _norm_backward(product, scaled2, rstd2, scale2, of_y, of_u)
 
         narrow.copy_(of_u.view_as(scaled1))
-        of_out = (narrow.T @ joined).to(out.dtype)
+        (of_out,) = scratch.products(narrow, joined, [out])
         # The feed-forward is done with its memory.
-        of_joined = torch.mm(narrow, _narrow(out), out=scratch.rows("active", joined))
+        of_joined = torch.mm(narrow, scratch.narrow(out), out=scratch.rows("active", joined))
         of_qkv = scratch.rows("wide", qkv)
         kernels().attention_backward(
             of_joined, qkv, joined, log_sum, documents, sizes.window, sizes.scale,
@@ -294,8 +293,8 @@ class _Layer(torch.autograd.Function):
         )  # fmt: skip
         _turn(of_qkv, (cos, sin), -1.0, sizes)
         _rescale(scaled1, scale1, normed)
-        of_q, of_k, of_v = _parts(of_qkv.T @ normed, [q, k, v])
-        torch.mm(of_qkv, _narrow(q, k, v), out=product)
+        of_q, of_k, of_v = scratch.products(of_qkv, normed, [q, k, v])
+        torch.mm(of_qkv, scratch.narrow(q, k, v), out=product)
         of_norm1 = _norm_backward(product, scaled1, rstd1, scale1, of_u, of_u)
         return (
             of_u, None, None, None, None, of_norm1.to(ctx.dtype), of_norm2.to(ctx.dtype),
@@ -335,29 +334,17 @@ def loss_kernel(
     return losses, log_sums
 
 
-def _narrow(*matrices: Tensor) -> Tensor:
-    """Matrices one below the other, in bfloat16."""
-    whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
-    return whole.bfloat16()
-
-
-def _parts(gradient: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of `_narrow`, in the matrices' type."""
-    parts = torch.split(gradient, [matrix.shape[0] for matrix in matrices])
-    return [part.to(matrix.dtype) for part, matrix in zip(parts, matrices, strict=True)]
-
-
-def _rows(n: int, *widths: int) -> list[Tensor]:
-    """A bfloat16 matrix (n, width) for each width, in one piece of memory straight from the system.
+def _rows(n: int, *widths: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """A matrix (n, width) for each width, in one piece of memory straight from the system.
 
     The system has it back when the last of them is gone; memory of the C library would stay with
     the process, full of holes that fit nothing.
     """
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, 2 * n * sum(widths), flags=private)
+    memory = mmap.mmap(-1, dtype.itemsize * n * sum(widths), flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.bfloat16)
+    whole = torch.frombuffer(memory, dtype=dtype)
     pieces = torch.split(whole, [n * width for width in widths])
     return [piece.view(n, width) for piece, width in zip(pieces, widths, strict=True)]
 
@@ -382,6 +369,28 @@ class Scratch:
             self._memory.pop(name, None)
             found = self._memory[name] = _rows(n, width)[0].view(-1)
         return found[: n * width].view(n, width)
+
+    def narrow(self, *matrices: Tensor) -> Tensor:
+        """Matrices one below the other, in bfloat16; good until the next are asked for."""
+        n, width = sum(len(matrix) for matrix in matrices), matrices[0].shape[1]
+        whole = self.matrix("weights", n, width)
+        for part, matrix in zip(_split(whole, matrices), matrices, strict=True):
+            part.copy_(matrix)
+        return whole
+
+    def products(self, of_rows: Tensor, rows: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients (in, out) of matrices that `narrow` joined, in their types.
+
+        Shapes: of_rows (N, all out), rows (N, in).
+        """
+        whole = self.matrix("weights", of_rows.shape[1], rows.shape[1])
+        torch.mm(of_rows.T, rows, out=whole)
+        (made,) = _rows(whole.shape[0], whole.shape[1], dtype=matrices[0].dtype)
+        return list(_split(made.copy_(whole), matrices))
+
+
+def _split(whole: Tensor, matrices: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return torch.split(whole, [len(matrix) for matrix in matrices])
 
 
 def _wide_rows(scratch: Scratch, sizes: _Sizes, down: Tensor) -> tuple[Tensor, Tensor]:
