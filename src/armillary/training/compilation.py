@@ -42,7 +42,7 @@ def compile_objective(objective: Objective, compute: torch.dtype, device: torch.
             else:
                 scratch = Scratch()
                 for number, layer in enumerate(layers):
-                    _replace_forward(layer, scratch, keeps_wide=number % 3 == 1)
+                    _replace_forward(layer, scratch, keeps_wide=number % 2 == 1)
                 if isinstance(objective.decoder.final_norm, RMSNorm):
                     norm = objective.decoder.final_norm
                     norm.__dict__["forward"] = NativeNorm(norm)

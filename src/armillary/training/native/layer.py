@@ -8,7 +8,7 @@ of bfloat16 summed in float32. What it does otherwise, and what that saves:
 * for the backward pass it keeps the two normalised inputs, queries, keys and values, and what
   attention gave, all in bfloat16, and makes the rest again. Gate and up, which take a product, one
   in nine of the step, and are more than half of what there would be to keep, are kept by every
-  third layer
+  second layer
 * what no pass keeps lies in memory that all layers use in turns: fresh memory must be cleared by
   the system page by page, which takes a tenth as long as the products
 """
