@@ -4,10 +4,10 @@
     python benchmarks/train.py --quick    a quarter of the layers and of the batch, bf16 only
 
 A step is forward, backward and AdamW. Each trainer, eager and compiled, lives in a process of its
-own (benchmarks/trainers.py) and they take turns. The ceiling is what products of large square
-matrices reach in the same turns; a step's FLOPs come from armillary.diagnosis.size. Peak memory is
-the process's, libraries and compiling included. LitGPT 0.5.13 asks for an older torch; beside the
-one that is there it runs when installed with
+own (benchmarks/trainers.py) and they take turns of two steps, of which the second counts. The
+ceiling is what products of large square matrices reach in the same turns; a step's FLOPs come from
+armillary.diagnosis.size. Peak memory is the process's, libraries and compiling included. LitGPT
+0.5.13 asks for an older torch; beside the one that is there it runs when installed with
     pip install --no-deps litgpt==0.5.13 lightning lightning-utilities torchmetrics jsonargparse
 """
 

@@ -185,7 +185,12 @@ class Worker:
         self.first_seconds = float(self._answer()["seconds"])
 
     def step(self) -> float:
-        """Seconds of a step."""
+        """Seconds of a step that follows another, as in training.
+
+        The one before is not counted: while others had their turns the system took back what this
+        process had freed, and a machine that is a guest pays for it again page by page.
+        """
+        self._ask("step")
         return float(self._ask("step")["seconds"])
 
     def memory(self) -> int:
