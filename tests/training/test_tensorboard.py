@@ -5,6 +5,7 @@ import math
 import sys
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from armillary.errors import UserError
@@ -82,8 +83,10 @@ def test_texts_are_code_to_markdown(tmp_path):
         "    a → <script>\n    # [x](y) \\x1b[2J\n    \\u2028**z**",
     )
     assert text(tmp_path, "notice") == (0, "    *n*")
-    train = text(tmp_path, "settings")[1].partition("\n    train:\n")[2]
-    assert "      steps: 200\n" in train
+    lines = text(tmp_path, "settings")[1].splitlines()
+    assert all(line.startswith("    ") for line in lines)
+    settings = yaml.safe_load("\n".join(line[4:] for line in lines))
+    assert settings["train"]["steps"] == 200
 
 
 def test_what_was_drawn_is_on_the_disk_when_a_checkpoint_is(tmp_path):

@@ -168,7 +168,7 @@ def test_it_keeps_little_for_the_backward_pass():
     compile_objective(objective, torch.bfloat16, CPU)
     native = kept_bytes(objective)
     numbers = 2 * WIDTH + (6 + 2 * 2) * 32 + 6 * 32  # two inputs, q, k, v and what attention gave
-    wide = 2 * 96  # gate and up, of one layer in three
+    wide = 2 * 96  # gate and up, of one layer in two
     assert native < 2 * (2 * numbers + wide) * BATCH * LENGTH * 1.2
     assert native < plain / 2.5
 
