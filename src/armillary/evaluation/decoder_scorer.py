@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from armillary.decoder import Decoder
-from armillary.evaluation.scoring import Continuation, Scored
+from armillary.evaluation.scoring import Continuation, Scored, check_question
 from armillary.generation.batch import keep_common_prefix
 from armillary.parts.kv_cache import KVCache
 
@@ -61,7 +61,11 @@ class DecoderScorer:
     @torch.no_grad()
     def score(self, context: Sequence[int], continuations: Sequence[Continuation]) -> list[Scored]:
         """See `Scorer`."""
-        self._check(context, continuations)
+        check_question(context, continuations, self.window)
+        if self.decoder.training:
+            raise ValueError(
+                "the decoder is in training mode, with dropout; call decoder.eval() first"
+            )
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, each in enumerate(continuations):
             length = len(context) + len(each.tokens)
@@ -72,20 +76,6 @@ class DecoderScorer:
             alike = [continuations[number] for number in numbers]
             scores |= zip(numbers, self._score_alike(context, alike, regime), strict=True)
         return [scores[number] for number in range(len(continuations))]
-
-    def _check(self, context: Sequence[int], continuations: Sequence[Continuation]) -> None:
-        longest = max((len(each.tokens) for each in continuations), default=0)
-        if not context:
-            raise ValueError("a context needs a token at least; give BOS")
-        if len(context) + longest > self.window:
-            raise ValueError(
-                f"{len(context)} tokens of context and {longest} of continuation are more than "
-                f"the window of {self.window}"
-            )
-        if self.decoder.training:
-            raise ValueError(
-                "the decoder is in training mode, with dropout; call decoder.eval() first"
-            )
 
     def _score_alike(
         self, context: Sequence[int], continuations: Sequence[Continuation], regime: tuple[int, ...]
