@@ -311,7 +311,7 @@ def test_calls_without_a_cache_leave_no_trace(lm):
 
 
 def test_a_cache_serves_one_prompt(lm):
-    with pytest.raises(ValueError, match="cache of 1 rows for 3 prompts"):
+    with pytest.raises(ValueError, match="a cache serves one prompt, and 3 were given"):
         lm.generate(PROMPTS, cache=KVCache(lm.config), **GREEDY)
 
 

@@ -10,30 +10,29 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral
 from operator import index
 from pathlib import Path
-from typing import Any, overload
-
-import torch
+from typing import TYPE_CHECKING, Any, overload
 
 from armillary.chat import ChatTemplate
 from armillary.checkpoints import open_checkpoint, save_armillary
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.locate import locate
+from armillary.checkpoints.parameters import parameter_shapes
 from armillary.config import DecoderConfig
-from armillary.decoder import Decoder
+from armillary.engine_choice import WIDTHS, EngineName, choose_engine
 from armillary.errors import UserError
 from armillary.generation.batch import generate
 from armillary.generation.decode import FinishReason, TokenEvent, TokenLogprob
+from armillary.generation.engine import Engine, TextDecoder, TextEngine
 from armillary.generation.sampling import SamplingConfig
-from armillary.parts.kv_cache import KVCache
 from armillary.tokenizer import Tokenizer
-from armillary.weights import build_filled, to_write
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+if TYPE_CHECKING:
+    import torch
+
+    from armillary.decoder import Decoder
+    from armillary.engine.decoder import EngineDecoder
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 Prompt = str | Sequence[int]
 
 
@@ -57,12 +56,13 @@ class Generation:
 class LanguageModel:
     """A decoder, its tokenizer, and how its makers sample from it.
 
+    `decoder` is a `Decoder` on the torch engine, an `EngineDecoder` on the numba engine.
     `defaults` are the sampling options that the checkpoint states; what a call passes goes before
     them. `eos_ids` end a completion. `notices` are things about the checkpoint that a user should
     hear of. Calls that go on one after the other share nothing but a cache that is passed in.
     """
 
-    decoder: Decoder
+    decoder: Any
     tokenizer: Tokenizer
     defaults: Mapping[str, object] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
@@ -71,7 +71,20 @@ class LanguageModel:
     @property
     def config(self) -> DecoderConfig:
         """The decoder's configuration."""
-        return self.decoder.config
+        config: DecoderConfig = self.decoder.config
+        return config
+
+    @property
+    def engine(self) -> EngineName:
+        """What computes."""
+        return "numba" if isinstance(self.decoder, TextDecoder) else "torch"
+
+    def new_cache(self, *, capacity: int | None = None, rotary_length: int | None = None) -> Any:
+        """An empty cache to go on from: a KVCache, or the numba engine's TextCache.
+
+        `capacity` None grows as needed; `rotary_length` fixes the length that varying rules see.
+        """
+        return self._engine().new_cache(capacity=capacity, rotary_length=rotary_length)
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -91,8 +104,8 @@ class LanguageModel:
         """Continue a prompt (a text or token ids), or each of a list of prompts as one batch.
 
         `options` are those of SamplingConfig: max_tokens, temperature, top_k, top_p, min_p,
-        repetition_penalty, seed, stop, logprobs, ignore_eos; and `cache`, a KVCache to go on
-        from (one prompt only). A batch gives each prompt the text that it gets alone.
+        repetition_penalty, seed, stop, logprobs, ignore_eos; and `cache`, one of `new_cache` to
+        go on from (one prompt only). A batch gives each prompt the text that it gets alone.
         Raises UserError for options out of range, an empty prompt, or one too long.
         """
         prompts = _as_batch(prompt)
@@ -124,8 +137,13 @@ class LanguageModel:
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write config, weights, tokenizer and a manifest with checksums, all or nothing.
 
-        Raises UserError when the directory cannot be written or holds something else.
+        Raises UserError when the directory cannot be written or holds something else, ValueError
+        on the numba engine, which reads weights in place.
         """
+        if self.engine == "numba":
+            raise ValueError("the numba engine does not save; load the model with engine='torch'")
+        from armillary.weights import to_write
+
         generation = {**self.defaults, "eos_token_id": list(self.eos_ids)}
         save_armillary(
             Path(directory), self.config, to_write(self.decoder), self.tokenizer, generation
@@ -157,46 +175,104 @@ class LanguageModel:
         self, prompts: Sequence[list[int]], options: Mapping[str, Any]
     ) -> Iterator[TokenEvent]:
         options = dict(options)
-        cache: KVCache | None = options.pop("cache", None)
+        cache = options.pop("cache", None)
         configs = [self.sampling(len(prompt), options) for prompt in prompts]
         return generate(
-            self.decoder, self.tokenizer, prompts, configs, eos_ids=self.eos_ids, cache=cache
+            self._engine(), self.tokenizer, prompts, configs, eos_ids=self.eos_ids, cache=cache
         )
+
+    def _engine(self) -> Engine:
+        if self.engine == "numba":
+            return TextEngine(self.decoder)
+        from armillary.torch_engine import TorchEngine
+
+        return TorchEngine(self.decoder)
 
 
 def load(
     name: str | os.PathLike[str],
     *,
+    engine: str = "torch",
     dtype: str = "auto",
     device: str = "auto",
     ignore_keys: Sequence[str] = (),
     allow_missing: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> LanguageModel:
     """The model that an alias, a directory, a .gguf file or a Hub id names.
 
+    `engine`: torch; numba, which runs on the CPU and needs no torch; auto is numba on the CPU.
     `dtype`: float32, float64, bfloat16 or float16; auto is bfloat16 for files in it, else
-    float32. `device`: as torch names it; auto is a GPU where torch finds one, else the CPU.
+    float32. The numba engine has float32 and bfloat16, and auto takes weights as they are stored.
+    `device`: as torch names it; auto is a GPU where torch finds one, else the CPU.
     `ignore_keys` are configuration keys to pass over that are otherwise refused as unknown.
-    `progress` is called with the parameters filled and their count.
+    `progress` is called with the parameters filled and their count (by torch), `notice` with each
+    line of `notices` as soon as it is known.
     Raises UserError in one line for what cannot be found, read or used.
     """
+    chosen = choose_engine(engine, device, dtype)
     checkpoint = open_checkpoint(
         locate(os.fspath(name)), ignore_keys=ignore_keys, allow_missing=allow_missing
     )
     if checkpoint.tokenizer is None:
         raise UserError(f"{checkpoint.source}: has no tokenizer; put tokenizer.json beside it")
-    decoder = build_filled(
+    notices: list[str] = []
+
+    def tell(line: str) -> None:
+        notices.append(line)
+        if notice is not None:
+            notice(line)
+
+    for line in checkpoint.notices:
+        tell(line)
+    decoder: Decoder | EngineDecoder | None = None
+    if chosen == "numba":
+        try:
+            decoder = _on_numba(checkpoint, dtype, tell)
+        except ImportError as error:
+            if engine != "auto":
+                raise UserError(
+                    f"the numba engine cannot be imported ({error}); install numba, or take "
+                    "--engine torch"
+                ) from error
+            tell(f"the numba engine cannot be imported ({error}); torch computes instead")
+    if decoder is None:
+        decoder = _on_torch(checkpoint, dtype, device, allow_missing, progress)
+    defaults, eos_ids = _stated(checkpoint)
+    return LanguageModel(decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(notices))
+
+
+def _on_numba(checkpoint: Checkpoint, dtype: str, notice: Callable[[str], None]) -> "EngineDecoder":
+    from armillary.engine.decoder import EngineDecoder
+
+    missing = [
+        name for name in parameter_shapes(checkpoint.config) if name not in checkpoint.tensors
+    ]
+    if missing:
+        raise UserError(
+            f"{checkpoint.source}: has no {missing[0]}, and the numba engine needs every weight; "
+            "take --engine torch"
+        )
+    return EngineDecoder(checkpoint.config, checkpoint.tensors, width=WIDTHS[dtype], notice=notice)
+
+
+def _on_torch(
+    checkpoint: Checkpoint,
+    dtype: str,
+    device: str,
+    allow_missing: bool,
+    progress: Callable[[int, int], None] | None,
+) -> "Decoder":
+    from armillary.weights import build_filled
+
+    return build_filled(
         checkpoint.config,
         checkpoint.tensors,
         dtype=_dtype(dtype, checkpoint),
         device=_device(device),
         allow_missing=allow_missing,
         progress=progress,
-    )
-    defaults, eos_ids = _stated(checkpoint)
-    return LanguageModel(
-        decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(checkpoint.notices)
     )
 
 
@@ -215,7 +291,9 @@ def _stated(checkpoint: Checkpoint) -> tuple[dict[str, object], tuple[int, ...]]
     return defaults, eos_ids
 
 
-def _dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
+def _dtype(name: str, checkpoint: Checkpoint) -> "torch.dtype":
+    import torch
+
     if name == "auto":
         stored = {
             tensor.encoding for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1
@@ -223,10 +301,13 @@ def _dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
         return torch.bfloat16 if stored == {"BF16"} else torch.float32
     if name not in DTYPES:
         raise UserError(f"dtype {name!r} is not known; known are auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str) -> "torch.device":
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

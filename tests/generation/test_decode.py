@@ -2,8 +2,8 @@
 
 import math
 
+import numpy as np
 import pytest
-import torch
 
 from armillary.errors import UserError
 from armillary.generation.decode import Request, check_prompt
@@ -25,7 +25,7 @@ class Pieces:
 
 def logits_for(token_id):
     """Logits whose likeliest token is this one, with the rest in the order of their ids."""
-    logits = -torch.arange(8.0)
+    logits = -np.arange(8, dtype=np.float32)
     logits[token_id] = 5.0
     return logits
 
@@ -84,7 +84,7 @@ def test_the_completion_ends_the_character_that_the_prompt_began():
 
 def test_the_penalty_is_on_prompt_and_completion():
     """5 halved twice over is no longer the likeliest beside 2.6 and 2.55, each seen in turn."""
-    logits = torch.tensor([5.0, 2.6, 2.55, -9, -9, -9, -9, -9])
+    logits = np.float32([5.0, 2.6, 2.55, -9, -9, -9, -9, -9])
     config = SamplingConfig(temperature=0, repetition_penalty=2.0)
     request = Request(0, [A], config, Pieces(), ())
     assert [request.take(logits).token_id for _ in range(4)] == [1, 2, 0, 0]
@@ -92,7 +92,7 @@ def test_the_penalty_is_on_prompt_and_completion():
 
 def test_log_probabilities_are_those_of_the_model_before_any_step():
     """Temperature, penalty and top-k change what is chosen, not what is reported."""
-    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    logits = np.log([0.4, 0.3, 0.2, 0.1])
     config = SamplingConfig(temperature=0, repetition_penalty=9.0, top_k=1, logprobs=3)
     event = Request(0, [0], config, Pieces(), ()).take(logits)
     assert event.token_id == 1

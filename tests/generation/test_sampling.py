@@ -14,30 +14,28 @@ from armillary.generation.sampling import SamplingConfig, choose, generator
 
 INF = math.inf
 # Probabilities 0.4, 0.3, 0.2, 0.1 in an order that is not that of the ids.
-MIXED = torch.tensor([0.2, 0.4, 0.1, 0.3], dtype=torch.float64).log()
-
-
-def kept(logits):
-    return torch.isfinite(logits).tolist()
-
-
-def probabilities(logits):
-    return logits.double().softmax(-1)
+SHARES = np.array([0.2, 0.4, 0.1, 0.3])
+MIXED = np.log(SHARES).astype(np.float32)
 
 
 # --- each step, by hand ---------------------------------------------------------------------
 
 
 def test_penalty_shrinks_positive_and_grows_negative_logits_of_seen_tokens_only():
-    logits = torch.tensor([[2.0, -2.0, 0.0, 3.0], [2.0, -2.0, -INF, 3.0]])
-    seen = torch.tensor([[True, True, True, False], [False, False, True, True]])
-    got = sampling.repetition_penalty(logits, seen, 2.0)
-    assert got.tolist() == [[1.0, -4.0, 0.0, 3.0], [2.0, -2.0, -INF, 1.5]]
+    for logits, seen, expected in (
+        ([2.0, -2.0, 0.0, 3.0], [True, True, True, False], [1.0, -4.0, 0.0, 3.0]),
+        ([2.0, -2.0, -INF, 3.0], [False, False, True, True], [2.0, -2.0, -INF, 1.5]),
+    ):
+        given = np.float32(logits)
+        got = sampling.repetition_penalty(given, np.array(seen), 2.0)
+        assert got.tolist() == expected
+        assert given.tolist() == logits, "the model's logits are left as they were"
 
 
 def test_temperature_divides_differences():
-    got = sampling.temperature(torch.tensor([1.0, 3.0, -INF]), 0.5)
-    assert got.tolist() == [-4.0, 0.0, -INF]
+    given = np.float32([1.0, 3.0, -INF])
+    assert sampling.temperature(given, 0.5).tolist() == [math.exp(-4), 1.0, 0.0]
+    assert given.tolist() == [1.0, 3.0, -INF]
 
 
 @pytest.mark.parametrize("value", [1e-300, 1e-30, 1e-8])
@@ -47,35 +45,33 @@ def test_a_tiny_temperature_is_greedy_and_finite(value):
 
 
 def test_top_k_keeps_exactly_k_and_the_lower_ids_of_equals():
-    assert kept(sampling.top_k(MIXED, 2)) == [False, True, False, True]
-    equal = torch.zeros(2, 3000)  # large enough for an unstable sort to show
-    assert kept(sampling.top_k(equal, 2)) == [[True] * 2 + [False] * 2998] * 2
-    assert kept(sampling.top_k(torch.tensor([1.0, 2.0, 1.0, 1.0, 3.0]), 4)) == [True] * 3 + [
-        False,
-        True,
-    ]
+    assert sampling.top_k(MIXED, 2).tolist() == [1, 3]
+    equal = np.zeros(3000, np.float32)  # large enough for an unstable sort to show
+    assert sampling.top_k(equal, 2).tolist() == [0, 1]
+    assert sampling.top_k(np.float32([1.0, 2.0, 1.0, 1.0, 3.0]), 4).tolist() == [0, 1, 2, 4]
+    assert sampling.top_k(np.float32([-INF, -INF, 1.0]), 2).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("k", [0, 4, 5, 1000])
 def test_top_k_of_zero_or_of_the_vocabulary_or_more_keeps_all(k):
-    assert torch.equal(sampling.top_k(MIXED, k), MIXED)
+    assert sampling.top_k(MIXED, k).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("p", "expected"),
     [
-        (1e-300, [False, True, False, False]),
-        (0.39, [False, True, False, False]),
-        (0.41, [False, True, False, True]),
-        (0.69, [False, True, False, True]),
-        (0.71, [True, True, False, True]),
-        (0.91, [True, True, True, True]),
-        (1.0, [True, True, True, True]),
+        (1e-300, [1]),
+        (0.39, [1]),
+        (0.41, [1, 3]),
+        (0.69, [1, 3]),
+        (0.71, [0, 1, 3]),
+        (0.91, [0, 1, 2, 3]),
+        (1.0, [0, 1, 2, 3]),
     ],
 )
 def test_top_p_keeps_the_fewest_that_reach_p(p, expected):
-    assert kept(sampling.top_p(MIXED, p)) == expected
-    assert kept(sampling.top_p(MIXED.expand(3, 4), p)) == [expected] * 3
+    assert sampling.top_p(SHARES, p).tolist() == expected
+    assert sampling.top_p(7 * SHARES, p).tolist() == expected, "whatever the weights sum to"
 
 
 @given(
@@ -84,37 +80,30 @@ def test_top_p_keeps_the_fewest_that_reach_p(p, expected):
 )
 def test_top_p_equals_sorting_everything(logits, p):
     """Only the contenders are ranked, and equal ones count; both must leave no trace."""
-    tensor = torch.tensor([*logits, 0.0], dtype=torch.float64)
-    order = sorted(range(len(tensor)), key=lambda i: (-tensor[i], i))
+    weights = np.exp([*logits, 0.0])
+    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
     mass, expected = 0.0, set()
     for i in order:
-        if mass < p and tensor[i] > -INF:
+        if mass < p and weights[i] > 0:
             expected.add(i)
-        mass += float(tensor.softmax(-1)[i])
-    got = {i for i, keep in enumerate(kept(sampling.top_p(tensor, p))) if keep}
-    assert got == expected
+        mass += float(weights[i] / weights.sum())
+    assert sampling.top_p(weights, p).tolist() == sorted(expected)
 
 
 def test_top_p_takes_the_lower_ids_of_equals():
-    assert kept(sampling.top_p(torch.zeros(4), 0.5)) == [True, True, False, False]
+    assert sampling.top_p(np.ones(4), 0.5).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("p", "expected"),
-    [
-        (0.0, [True, True, True, True]),
-        (0.26, [True, True, False, True]),
-        (0.51, [False, True, False, True]),
-        (0.76, [False, True, False, False]),
-        (1.0, [False, True, False, False]),
-    ],
+    [(0.0, [0, 1, 2, 3]), (0.26, [0, 1, 3]), (0.51, [1, 3]), (0.76, [1]), (1.0, [1])],
 )
 def test_min_p_drops_what_is_below_its_share_of_the_likeliest(p, expected):
-    assert kept(sampling.min_p(MIXED, p)) == expected
+    assert sampling.min_p(SHARES, p).tolist() == expected
 
 
-def test_steps_keep_minus_infinity_and_always_one_token():
-    logits = torch.tensor([-INF, 1.0, -INF, -INF])
+def test_steps_keep_impossible_tokens_out_and_always_one():
+    logits = np.float32([-INF, 1.0, -INF, -INF])
     for config in (SamplingConfig(top_k=3), SamplingConfig(top_p=0.01), SamplingConfig(min_p=1.0)):
         assert all(choose(logits, config, draw) == 1 for draw in (0.0, 0.5, 1 - 2**-53))
 
@@ -127,17 +116,24 @@ def test_steps_are_taken_in_the_stated_order():
     both = SamplingConfig(top_k=2, top_p=0.5)
     assert {choose(MIXED, both, draw) for draw in np.linspace(0, 0.999, 50)} == {1}
     # The penalty comes before all: it can take the lead from a token.
-    seen = torch.tensor([False, True, False, False])
+    seen = np.array([False, True, False, False])
     penalised = SamplingConfig(temperature=0, repetition_penalty=4.0)
     assert choose(MIXED, penalised, 0.0, seen) == 3
 
 
+def test_filters_one_after_another_lead_back_to_the_tokens_ids():
+    """Places after a filter are no longer ids: of ids 1, 3, 0 (by rank) each draw finds its own."""
+    config = SamplingConfig(top_k=3, top_p=0.95, min_p=0.1)
+    assert [choose(MIXED, config, draw) for draw in (0.1, 0.5, 0.9)] == [0, 1, 3]
+
+
 def test_log_probabilities_and_ranks():
-    assert torch.allclose(sampling.log_probabilities(MIXED).exp(), probabilities(MIXED))
+    assert np.allclose(np.exp(sampling.log_probabilities(MIXED)), SHARES)
     assert sampling.likeliest(MIXED, 3).tolist() == [1, 3, 0]
-    assert sampling.likeliest(torch.zeros(2, 4), 2).tolist() == [[0, 1], [0, 1]]
+    assert sampling.likeliest(np.zeros(4, np.float32), 2).tolist() == [0, 1]
     assert sampling.likeliest(MIXED, 20).tolist() == [1, 3, 0, 2]
-    assert sampling.log_probabilities(torch.tensor([0.0, -INF])).tolist() == [0.0, -INF]
+    assert sampling.likeliest(MIXED, 0).tolist() == []
+    assert sampling.log_probabilities(np.float32([0.0, -INF])).tolist() == [0.0, -INF]
 
 
 # --- the draw -------------------------------------------------------------------------------
@@ -145,8 +141,8 @@ def test_log_probabilities_and_ranks():
 
 def test_greedy_takes_the_lowest_id_of_equals_whatever_is_drawn():
     config = SamplingConfig(temperature=0)
-    assert [choose(torch.zeros(300), config, draw) for draw in (0.0, 0.9)] == [0, 0]
-    assert choose(torch.tensor([-1.0, 2.0, 2.0, -INF]), config, 0.99) == 1
+    assert [choose(np.zeros(300, np.float32), config, draw) for draw in (0.0, 0.9)] == [0, 0]
+    assert choose(np.float32([-1.0, 2.0, 2.0, -INF]), config, 0.99) == 1
 
 
 def test_the_draw_picks_the_place_in_the_distribution():
@@ -161,8 +157,8 @@ def test_the_draw_picks_the_place_in_the_distribution():
     draw=st.sampled_from([0.0, 2**-53, 0.25, 0.5, 1 - 2**-53]),
 )
 def test_no_draw_picks_an_impossible_token(logits, draw):
-    tensor = torch.tensor([-INF, *logits, 0.0, -INF])
-    assert tensor[choose(tensor, SamplingConfig(), draw)] > -INF
+    given = np.float32([-INF, *logits, 0.0, -INF])
+    assert given[choose(given, SamplingConfig(), draw)] > -INF
 
 
 def test_draws_follow_the_distribution():
@@ -171,28 +167,27 @@ def test_draws_follow_the_distribution():
     counts = np.zeros(4)
     for _ in range(n):
         counts[choose(MIXED, SamplingConfig(), random.random())] += 1
-    expected = n * probabilities(MIXED).numpy()
+    expected = n * SHARES
     assert ((counts - expected) ** 2 / expected).sum() < 16.27
     tilted = n * np.array([0.23, 0.37, 0.1, 0.3])  # the same test notices a tilt of 3 in 100
     assert ((counts - tilted) ** 2 / tilted).sum() > 16.27
 
 
 def test_a_token_of_probability_one_in_a_billion_can_be_drawn():
-    logits = torch.tensor([0.0, math.log(2**-30)])
+    logits = np.float32([0.0, math.log(2**-30)])
     assert [choose(logits, SamplingConfig(), 1 - 2.0**-n) for n in (29, 31)] == [0, 1]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_low_precision_logits_are_drawn_from_in_float64(dtype):
-    """A thousand equal bfloat16 tokens: summed in that type the distribution ends at 0.25."""
-    logits = torch.zeros(1000, dtype=dtype)
-    assert choose(logits, SamplingConfig(), 0.9995) == 999
-    assert choose(logits, SamplingConfig(), 0.5005) == 500
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_logits_are_drawn_from_in_float64(dtype):
+    """In float32 a thousand tokens of 2⁻²⁵ each would add nothing to the one of 1."""
+    logits = np.array([0.0] + 1000 * [-25 * math.log(2)], dtype=dtype)
+    assert choose(logits, SamplingConfig(), 1 - 2**-53) == 1000
 
 
 @pytest.mark.parametrize("bad", [math.nan, INF, -INF])
 def test_logits_without_a_finite_maximum_are_refused(bad):
-    logits = torch.full((5,), -INF)
+    logits = np.full(5, -INF, np.float32)
     logits[2] = bad
     with pytest.raises(UserError, match="no finite maximum"):
         choose(logits, SamplingConfig(), 0.5)
@@ -289,21 +284,22 @@ def test_each_step_equals_transformers(seed):
     g = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(4, 61, generator=g, dtype=torch.float64)
     ids = torch.randint(0, 61, (4, 7), generator=g)
+    chain = {
+        "top k": (sampling.top_k, 5, peer.TopKLogitsWarper(5)),
+        "top p": (lambda row, p: sampling.top_p(np.exp(row), p), 0.8, peer.TopPLogitsWarper(0.8)),
+        "min p": (lambda row, p: sampling.min_p(np.exp(row), p), 0.05, peer.MinPLogitsWarper(0.05)),
+    }
+    for name, (step, value, theirs) in chain.items():
+        for row, kept in zip(logits.numpy(), theirs(ids, logits).isfinite(), strict=True):
+            assert step(row, value).tolist() == kept.nonzero()[:, 0].tolist(), name
+    penalised = peer.RepetitionPenaltyLogitsProcessor(1.3)(ids, logits)
+    cooled = peer.TemperatureLogitsWarper(0.7)(ids, logits).softmax(-1)
     seen = torch.zeros(4, 61, dtype=torch.bool).scatter(1, ids, True)
-    pairs = [
-        (
-            sampling.repetition_penalty(logits, seen, 1.3),
-            peer.RepetitionPenaltyLogitsProcessor(1.3)(ids, logits),
-        ),
-        (sampling.top_k(logits, 5), peer.TopKLogitsWarper(5)(ids, logits)),
-        (sampling.top_p(logits, 0.8), peer.TopPLogitsWarper(0.8)(ids, logits)),
-        (sampling.min_p(logits, 0.05), peer.MinPLogitsWarper(0.05)(ids, logits)),
-    ]
-    for ours, theirs in pairs:
-        assert torch.equal(ours, theirs)
-    cooled = sampling.temperature(logits, 0.7)
-    theirs = peer.TemperatureLogitsWarper(0.7)(ids, logits)
-    assert torch.allclose(probabilities(cooled), probabilities(theirs), rtol=0, atol=1e-15)
+    for n, row in enumerate(logits.numpy()):
+        ours = sampling.repetition_penalty(row, seen[n].numpy(), 1.3)
+        assert np.array_equal(ours, penalised[n].numpy())
+        weights = sampling.temperature(row, 0.7)
+        assert np.allclose(weights / weights.sum(), cooled[n].numpy(), rtol=0, atol=1e-15)
 
 
 @pytest.mark.peer
@@ -321,12 +317,12 @@ def test_the_whole_chain_is_that_of_transformers_generate():
     g = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(61, generator=g, dtype=torch.float64)
     ids = torch.tensor([[3, 4, 4, 5, int(logits.argmax())]])
-    expected = probabilities(chain(ids, logits[None]))[0]
-    seen = torch.zeros(61, dtype=torch.bool).scatter(0, ids[0], True)
+    expected = chain(ids, logits[None]).softmax(-1)[0]
+    seen = torch.zeros(61, dtype=torch.bool).scatter(0, ids[0], True).numpy()
     config = SamplingConfig(repetition_penalty=penalty, **options)
     n = 4000
     grid = (np.arange(n) + 0.5) / n
-    chosen = torch.tensor([choose(logits, config, float(draw), seen) for draw in grid])
+    chosen = torch.tensor([choose(logits.numpy(), config, float(draw), seen) for draw in grid])
     shares = torch.bincount(chosen, minlength=61) / n
     assert 1 < int((expected > 0).sum()) < 30
     assert torch.allclose(shares.double(), expected, rtol=0, atol=1.01 / n)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from armillary.checkpoints import open_checkpoint
 from armillary.decoder import Decoder
-from armillary.generation.batch import left_padded
 from armillary.parts.kv_cache import KVCache
+from armillary.torch_engine import left_padded
 from armillary.weights import build_filled
 from support import models
 from support.peer_llama import (

@@ -85,12 +85,21 @@ Stop = Annotated[
         show_default=False,
     ),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="numba computes on the CPU and starts at once, torch on any device; auto is numba on "
+        "the CPU, else torch.",
+        rich_help_panel=_LOADING,
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(
         metavar="TYPE",
-        help="float32, bfloat16, float16, float64; auto is the file's when it is bfloat16, "
-        "else float32.",
+        help="float32 or bfloat16, with torch also float16 and float64; auto is the file's, which "
+        "for torch is bfloat16 for files in it, else float32.",
         rich_help_panel=_LOADING,
     ),
 ]
@@ -110,7 +119,11 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def load_model(
-    model: str, dtype: str, device: str, ignore_key: list[str] | None
+    model: str,
+    dtype: str,
+    device: str,
+    ignore_key: list[str] | None,
+    engine: str = "torch",
 ) -> "LanguageModel":
     """Find, fetch if need be, and load a model, with progress and notices on standard error."""
     from armillary.checkpoints.locate import locate
@@ -119,10 +132,18 @@ def load_model(
     with TransferProgress() as progress:
         path = locate(model, progress=progress.report)
     console = progress_console()
+
+    def say(notice: str) -> None:
+        console.print(f"note: {one_line(notice)}", markup=False, highlight=False, soft_wrap=True)
+
     with console.status(f"loading {model}") if console.is_terminal else nullcontext():
         from armillary.language_model import load
 
-        lm = load(path, dtype=dtype, device=device, ignore_keys=tuple(ignore_key or ()))
-    for notice in lm.notices:
-        console.print(f"note: {one_line(notice)}", markup=False, highlight=False, soft_wrap=True)
-    return lm
+        return load(
+            path,
+            engine=engine,
+            dtype=dtype,
+            device=device,
+            ignore_keys=tuple(ignore_key or ()),
+            notice=say,
+        )

@@ -20,6 +20,7 @@ from armillary.cli._options import (
 from armillary.cli._sampling import (
     Device,
     Dtype,
+    Engine,
     MaxTokens,
     MinP,
     RepetitionPenalty,
@@ -66,6 +67,7 @@ def chat(
     repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
+    engine: Engine = "auto",
     dtype: Dtype = "auto",
     device: Device = "auto",
     ignore_key: IgnoreKey = None,
@@ -94,7 +96,8 @@ def chat(
     from armillary.generation.sampling import SamplingConfig
 
     SamplingConfig(**options)
-    conversation = Conversation(load_model(model, dtype, device, ignore_key), system, options)
+    lm = load_model(model, dtype, device, ignore_key, engine)
+    conversation = Conversation(lm, system, options)
     interactive = sys.stdin.isatty() and not json
     if interactive:
         _terminal(conversation, model)
@@ -126,8 +129,6 @@ class Conversation:
 
     def start_over(self, system: str | None = None) -> None:
         """Forget everything; with a text, under another system message."""
-        from armillary.parts.kv_cache import KVCache
-
         if system is not None:
             self._system = [{"role": "system", "content": system}]
         elif not hasattr(self, "_system"):
@@ -135,7 +136,7 @@ class Conversation:
         self._messages = list(self._system)
         window = self._lm.config.max_positions
         # One rotary length for the whole talk, so that no turn changes what is cached.
-        self._cache = KVCache(self._lm.config, rotary_length=window)
+        self._cache = self._lm.new_cache(rotary_length=window)
 
     @property
     def last_question(self) -> str | None:

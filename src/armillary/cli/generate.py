@@ -11,6 +11,7 @@ from armillary.cli._options import Debug, IgnoreKey, Json, Model, dim, print_jso
 from armillary.cli._sampling import (
     Device,
     Dtype,
+    Engine,
     MaxTokens,
     MinP,
     RepetitionPenalty,
@@ -92,6 +93,7 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    engine: Engine = "auto",
     dtype: Dtype = "auto",
     device: Device = "auto",
     ignore_key: IgnoreKey = None,
@@ -126,7 +128,7 @@ def generate(
     if logprobs is not None and not json:
         raise UserError("--logprobs are shown with --json only; give --json as well")
     _check(options)
-    lm = load_model(model, dtype, device, ignore_key)
+    lm = load_model(model, dtype, device, ignore_key, engine)
     ids = [_ids(lm, text, chat, system) for text in prompts]
     if json or len(ids) > 1:
         _together(lm, prompts, ids, options, json)
@@ -186,7 +188,7 @@ def _streaming(
         rate = (count - 1) / (time.perf_counter() - first) if count > 1 else 0.0
         said = (
             f"{len(ids)} prompt tokens, first token after {first - started:.2f} s; "
-            f"{count} tokens, {rate:.1f} tokens/s; ended by {reason}"
+            f"{count} tokens, {rate:.1f} tokens/s; ended by {reason}; {lm.engine} engine"
         )
         sys.stderr.write(dim(said, sys.stderr) + "\n")
 

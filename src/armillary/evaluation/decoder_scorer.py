@@ -14,8 +14,8 @@ from torch import Tensor
 
 from armillary.decoder import Decoder
 from armillary.evaluation.scoring import Continuation, Scored, check_question
-from armillary.generation.batch import keep_common_prefix
 from armillary.parts.kv_cache import KVCache
+from armillary.torch_engine import keep_common_prefix
 
 # A pass takes so many tokens of a text at most. Of branches it takes fewer, since the cache keeps
 # room for them, and of these so many pairs with a token of the context, since their mask is

@@ -1,1 +1,1 @@
-"""Text from a decoder: sampling, streaming, batches. Knows decoder and tokenizer, no files."""
+"""Text from a decoder: sampling, streaming, batches. Knows tokenizers and engines, no files."""

@@ -9,12 +9,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from armillary.config import DecoderConfig
 from armillary.errors import UserError
 from armillary.generation.sampling import (
+    Logits,
     SamplingConfig,
     choose,
     generator,
@@ -76,14 +77,14 @@ class Request:
         self._eos_ids = frozenset() if config.ignore_eos else frozenset(eos_ids)
         self._random = generator(config.seed)
         self._stream = TextStream(tokenizer, config.stop, self.prompt)
-        self._seen: Tensor | None = None
+        self._seen: NDArray[np.bool_] | None = None
 
     @property
     def full_length(self) -> int:
         """Tokens of prompt and completion when it runs to `max_tokens`."""
         return len(self.prompt) + self.config.max_tokens
 
-    def take(self, logits: Tensor) -> TokenEvent:
+    def take(self, logits: Logits) -> TokenEvent:
         """Choose the next token. Shape: logits (V,)."""
         seen = self._mark_seen(logits) if self.config.repetition_penalty != 1 else None
         token_id = choose(logits, self.config, float(self._random.random()), seen)
@@ -107,15 +108,15 @@ class Request:
             self.finish_reason = "length"
         return text
 
-    def _mark_seen(self, logits: Tensor) -> Tensor:
+    def _mark_seen(self, logits: Logits) -> NDArray[np.bool_]:
         """Mark the tokens of prompt and completion, (V,)."""
         if self._seen is None:
-            self._seen = torch.zeros_like(logits, dtype=torch.bool)
+            self._seen = np.zeros(len(logits), np.bool_)
             self._seen[self.prompt] = True
         self._seen[self.token_ids[-1:]] = True
         return self._seen
 
-    def _logprob(self, logits: Tensor, token_id: int) -> TokenLogprob | None:
+    def _logprob(self, logits: Logits, token_id: int) -> TokenLogprob | None:
         if self.config.logprobs is None:
             return None
         all_logprobs = log_probabilities(logits)

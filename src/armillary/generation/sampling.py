@@ -6,20 +6,27 @@ in the order of transformers' processors, which is the order of the functions be
 
     repetition penalty → temperature → top-k → top-p → min-p → draw
 
-A token that a step excludes has the logit −inf from there on; no step excludes the likeliest one.
-Equal logits rank by token id, the lower first, wherever a choice between them must be made.
+A filter gives the places of what it keeps, and the next step is handed nothing else; none drops
+the likeliest token. Equal logits rank by token id, the lower first, wherever a choice between them
+must be made.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from armillary.errors import UserError
+
+Logits = NDArray[np.floating[Any]]
+"""Of one position, (V,): float32, or float64 where the model computes in it."""
+Weights = NDArray[np.float64]
+"""Probabilities before they are divided by their sum."""
+Places = NDArray[np.intp]
 
 MAX_TEMPERATURE = 100.0
 PENALTY_RANGE = (0.01, 100.0)
@@ -84,131 +91,137 @@ def generator(seed: int | None) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def repetition_penalty(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Logits:
     """Divide the positive and multiply the negative logits of the tokens seen.
 
-    Shapes: logits and seen (boolean) (V,) or (B, V) → the same, in float32 at least.
+    Shapes: logits and seen (V,) → (V,), in float64.
     Source: Keskar et al. 2019, §4.1, with the sign rule that every library has added.
     """
-    logits = _at_least_float32(logits)
-    penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
-    return torch.where(seen, penalised, logits)
+    penalised = logits.astype(np.float64)
+    ids = np.flatnonzero(seen)
+    before = penalised[ids]
+    penalised[ids] = np.where(before < 0, before * penalty, before / penalty)
+    return penalised
 
 
-def temperature(logits: Tensor, value: float) -> Tensor:
-    """Divide by a temperature above 0, after shifting the greatest logit to 0.
+def temperature(logits: Logits, value: float) -> Weights:
+    """Weigh tokens at a temperature above 0: probabilities times what gives the likeliest 1.
 
-    The shift changes no probability and keeps a tiny temperature from overflowing to inf − inf.
-    Shapes: (V,) or (B, V) → the same, in float32 at least.
+    The greatest logit is shifted to 0 first, so that a tiny temperature does not overflow to
+    inf − inf. Shapes: (n,) → (n,).
     """
-    logits = _at_least_float32(logits)
-    return (logits - logits.amax(-1, keepdim=True)) / value
+    weights = logits.astype(np.float64)
+    weights -= weights.max()
+    with np.errstate(over="ignore"):  # to −inf, which is right
+        weights /= value
+    return np.exp(weights, out=weights)
 
 
-def top_k(logits: Tensor, k: int) -> Tensor:
-    """Keep exactly the k likeliest tokens (all of them when k is 0 or V or more).
+def top_k(logits: Logits, k: int) -> Places:
+    """Find exactly the k likeliest tokens (all of them when k is 0 or n or more).
 
-    Shapes: (V,) or (B, V) → the same, −inf for what is dropped. (transformers keeps more than k
-    when the k-th has equals.)
+    Shapes: (n,) → (k,), ascending. (transformers keeps more than k when the k-th has equals.)
     """
-    if k == 0 or k >= logits.shape[-1]:
-        return logits
-    return logits.masked_fill(~_likeliest_mask(logits, logits.topk(k).values, k), -math.inf)
+    n = len(logits)
+    if k == 0 or k >= n:
+        return np.arange(n)
+    return _greatest(logits, k, np.partition(logits, n - k)[n - k])
 
 
-def top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the fewest likeliest tokens whose probabilities sum to p or more; always at least one.
+def top_p(weights: Weights, p: float) -> Places:
+    """Find the fewest likeliest tokens whose probabilities sum to p or more; always at least one.
 
-    Shapes: (V,) or (B, V) → the same, −inf for what is dropped. Sums are taken in float64.
+    Shapes: (n,) → as many as are kept, ascending.
     Source: Holtzman et al. 2020, §3.1 (nucleus sampling).
     """
     if p >= 1:
-        return logits
-    everything = logits.double().logsumexp(-1, keepdim=True)
-    # Tokens below a V-th of 1 − p hold together no more than 1 − p: only the others are sorted.
-    border = everything + math.log((1 - p) / logits.shape[-1])
-    contenders = max(1, int((logits > border).sum(-1).max()))
-    ranked = logits.topk(contenders).values
-    probability = (ranked - everything).exp()
-    mass_before = probability.cumsum(-1) - probability
-    count = (mass_before < p).sum(-1, keepdim=True)
-    return logits.masked_fill(~_likeliest_mask(logits, ranked, count), -math.inf)
+        return np.arange(len(weights))
+    total = weights.sum()
+    # Tokens below an n-th of 1 − p hold together no more than 1 − p: only the others are sorted.
+    border = min(total * (1 - p) / len(weights), weights.max())
+    contenders = np.flatnonzero(weights >= border)
+    weights = weights[contenders]
+    ranked = np.sort(weights)[::-1]
+    probability = ranked / total
+    count = int(np.count_nonzero(np.cumsum(probability) - probability < p))
+    return contenders[_greatest(weights, count, ranked[count - 1])]
 
 
-def min_p(logits: Tensor, p: float) -> Tensor:
-    """Drop the tokens that are less likely than p times the likeliest.
+def min_p(weights: Weights, p: float) -> Places:
+    """Find the tokens that are no less likely than p times the likeliest.
 
-    Shapes: (V,) or (B, V) → the same, −inf for what is dropped.
+    Shapes: (n,) → as many as are kept, ascending.
     Source: Nguyen et al. 2024, §3 (min-p sampling).
     """
-    if p == 0:
-        return logits
-    probability = logits.double().softmax(-1)
-    return logits.masked_fill(probability < p * probability.amax(-1, keepdim=True), -math.inf)
+    return np.flatnonzero(weights >= p * weights.max())
 
 
-def log_probabilities(logits: Tensor) -> Tensor:
-    """Take the natural logarithm of each token's probability, in float64.
+def log_probabilities(logits: Logits) -> NDArray[np.float64]:
+    """Take the natural logarithm of each token's probability.
 
-    Shapes: (V,) or (B, V) → the same. Reported ones are taken from the logits as the model gives
-    them, before any of the steps above.
+    Shapes: (V,) → (V,). Reported ones are taken from the logits as the model gives them, before
+    any of the steps above.
     """
-    return logits.double().log_softmax(-1)
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max()
+    shifted -= math.log(np.exp(shifted).sum())
+    return shifted
 
 
-def likeliest(logits: Tensor, n: int) -> Tensor:
-    """Rank the n likeliest tokens, best first. Shapes: (V,) or (B, V) → ids (n,) or (B, n)."""
-    n = min(n, logits.shape[-1])
-    if n == 0:
-        return logits.new_zeros(*logits.shape[:-1], 0, dtype=torch.long)
-    mask = _likeliest_mask(logits, logits.topk(n).values, n)
-    ids = mask.nonzero()[:, -1].view(*logits.shape[:-1], n)
-    order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices
-    return ids.gather(-1, order)
+def likeliest(logits: Logits, n: int) -> Places:
+    """Rank the n likeliest tokens, best first. Shapes: (V,) → ids (n,)."""
+    ids = top_k(logits, n) if n else np.arange(0)
+    return ids[np.argsort(-logits[ids], kind="stable")]
 
 
-def choose(logits: Tensor, config: SamplingConfig, draw: float, seen: Tensor | None = None) -> int:
+def choose(
+    logits: Logits, config: SamplingConfig, draw: float, seen: NDArray[np.bool_] | None = None
+) -> int:
     """Pick the next token under a request's options, inverting the distribution function.
 
-    logits (V,); `draw` in [0, 1), unused at temperature 0; `seen` (V,) boolean, the tokens that
-    the repetition penalty applies to (needed only when there is one). The probabilities drawn
-    from are float64. Raises UserError when no logit is finite or one is NaN or +inf.
+    logits (V,); `draw` in [0, 1), unused at temperature 0; `seen` (V,), the tokens that the
+    repetition penalty applies to (needed only when there is one). The probabilities drawn from
+    are float64. Raises UserError when no logit is finite or one is NaN or +inf.
     """
-    greatest = float(logits.max())
-    if not math.isfinite(greatest):
+    best = int(logits.argmax())  # the first of equals; a NaN is taken for the greatest
+    if not math.isfinite(logits[best]):
         raise UserError(
-            f"the model's logits for the next token have no finite maximum ({greatest}); "
-            "its weights hold such values or the number type overflows: try float32"
+            "the model's logits for the next token have no finite maximum "
+            f"({float(logits[best])}); its weights hold such values or the number type overflows: "
+            "try float32"
         )
-    logits = logits.double()
     if config.repetition_penalty != 1:
         if seen is None:
             raise TypeError("a repetition penalty needs the tokens that were seen")
         logits = repetition_penalty(logits, seen, config.repetition_penalty)
+        best = int(logits.argmax())
     if config.greedy:
-        return int(logits.argmax())  # the first of equals, as torch documents
-    logits = temperature(logits, config.temperature)
-    logits = top_k(logits, config.top_k)
-    logits = top_p(logits, config.top_p)
-    logits = min_p(logits, config.min_p)
-    cumulative = logits.softmax(-1).cpu().cumsum(-1)  # summed in order, so that it never falls
-    return int(torch.searchsorted(cumulative, draw * cumulative[-1], right=True))
+        return best
+    kept: list[Places] = []
+    if 0 < config.top_k < len(logits):
+        # A temperature changes no order: what top-k drops need not be weighed.
+        kept.append(top_k(logits, config.top_k))
+        logits = logits[kept[-1]]
+    weights = temperature(logits, config.temperature)
+    for step, value, without in ((top_p, config.top_p, 1), (min_p, config.min_p, 0)):
+        if value != without:
+            kept.append(step(weights, value))
+            weights = weights[kept[-1]]
+    cumulative = np.cumsum(weights)  # summed in order, so that it never falls
+    place = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
+    for places in reversed(kept):
+        place = int(places[place])
+    return place
 
 
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _likeliest_mask(logits: Tensor, ranked: Tensor, count: int | Tensor) -> Tensor:
-    """Mark exactly `count` likeliest tokens a row, given at least that many greatest logits.
-
-    torch.topk leaves open which of equal values it takes; here the lower ids win.
-    """
-    last = torch.as_tensor(count, device=logits.device).expand(*logits.shape[:-1], 1) - 1
-    threshold = ranked.gather(-1, last)
-    above, equal = logits > threshold, logits == threshold
-    left_for_equals = count - above.sum(-1, keepdim=True)
-    return above | (equal & (equal.cumsum(-1) <= left_for_equals))
+def _greatest(values: NDArray[np.floating[Any]], count: int, last: float) -> Places:
+    """Where exactly `count` greatest values lie, given the least of them; of equals the first."""
+    places = np.flatnonzero(values >= last)
+    surplus = len(places) - count
+    if surplus:
+        equal = np.flatnonzero(values[places] == last)
+        places = np.delete(places, equal[-surplus:])
+    return places
 
 
 def _check_integer(

@@ -1,9 +1,8 @@
 """Texts that a model writes while it trains, through the objective, so sharded ones write too."""
 
 import torch
-from torch import Tensor
 
-from armillary.generation.sampling import SamplingConfig, choose, generator
+from armillary.generation.sampling import Logits, SamplingConfig, choose, generator
 from armillary.generation.stream import TextStream
 from armillary.tokenizer import Tokenizer
 from armillary.training.objective import Objective
@@ -44,6 +43,7 @@ def continued(
 
 
 @torch.no_grad()
-def _last_logits(objective: Objective, tokens: list[int], ranks: Ranks) -> Tensor:
-    logits: Tensor = objective(torch.tensor([tokens], device=ranks.device))
-    return logits[0].float().cpu()
+def _last_logits(objective: Objective, tokens: list[int], ranks: Ranks) -> Logits:
+    logits: torch.Tensor = objective(torch.tensor([tokens], device=ranks.device))
+    row: Logits = logits[0].float().cpu().numpy()
+    return row

@@ -1,0 +1,54 @@
+"""Which engine computes, by device and number type: found out without importing either."""
+
+import os
+from typing import Literal
+
+from armillary.errors import UserError
+
+EngineName = Literal["torch", "numba"]
+ENGINES = ("auto", "torch", "numba")
+WIDTHS: dict[str, Literal["stored", "float32", "bfloat16"]] = {
+    "auto": "stored",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+}
+"""What the numba engine holds matrices in, by the name of a type."""
+
+_DRIVERS = (
+    "/dev/nvidiactl",
+    "/dev/dxg",
+    "/dev/kfd",
+    r"C:\Windows\System32\nvcuda.dll",
+)
+
+
+def choose_engine(engine: str, device: str, dtype: str) -> EngineName:
+    """The engine that a name means; auto is numba on the CPU, where it has the type, else torch.
+
+    Raises UserError for an engine that is not known, and for a device or type that numba has not.
+    """
+    if engine not in ENGINES:
+        raise UserError(f"engine {engine!r} is not known; known are {', '.join(ENGINES)}")
+    if engine == "auto":
+        on_cpu = device == "cpu" or (device == "auto" and not gpu_expected())
+        return "numba" if on_cpu and dtype in WIDTHS else "torch"
+    if engine == "torch":
+        return "torch"
+    if device not in {"auto", "cpu"}:
+        raise UserError(
+            f"device {device!r} is none of the numba engine, which runs on the CPU; "
+            "take --engine torch"
+        )
+    if dtype not in WIDTHS:
+        raise UserError(
+            f"dtype {dtype!r} is none of the numba engine, which has {', '.join(WIDTHS)}; "
+            "take --engine torch"
+        )
+    return "numba"
+
+
+def gpu_expected() -> bool:
+    """Whether torch would find a GPU, as far as the drivers' files tell."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+        return False
+    return any(map(os.path.exists, _DRIVERS))

@@ -1,0 +1,140 @@
+"""A torch decoder as generation's engine: the texts of a batch in one cache, padded on the left.
+
+Padding is masked, so positions count real tokens and each text gets what it gets alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from armillary.config import DecoderConfig
+from armillary.decoder import Decoder
+from armillary.parts.kv_cache import KVCache
+from armillary.parts.layer_store import CacheError
+
+_PREFILL = 512
+"""Tokens of each prompt that are computed at once: what bounds the memory of activations."""
+
+
+class TorchEngine:
+    """Computes with a decoder, in its own number type and on its own device.
+
+    The methods are those of `generation.engine.Engine`.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder's configuration."""
+        return self._decoder.config
+
+    def new_cache(
+        self, *, capacity: int | None = None, rotary_length: int | None = None
+    ) -> KVCache:
+        """An empty cache for one text."""
+        return KVCache(self.config, capacity=capacity, rotary_length=rotary_length)
+
+    def texts(self, lengths: Sequence[int], cache: KVCache | None = None) -> "PaddedTexts":
+        """Room for texts of these lengths, or for the single one that a cache is to go on from.
+
+        Raises ValueError for a decoder in training mode and a cache of several rows, TypeError for
+        a cache of another engine.
+        """
+        if self._decoder.training:
+            raise ValueError(
+                "the decoder is in training mode, with dropout; call decoder.eval() first"
+            )
+        if cache is None:
+            cache = KVCache(self.config, len(lengths), windowed=True, rotary_length=lengths)
+        elif not isinstance(cache, KVCache):
+            raise TypeError(
+                f"a cache of type {type(cache).__name__} is not of this engine; it takes a KVCache"
+            )
+        elif cache.batch != 1:
+            raise ValueError(f"a cache of {cache.batch} rows for one prompt; it must have one")
+        return PaddedTexts(self._decoder, cache)
+
+
+class PaddedTexts:
+    """Texts in the rows of one cache.
+
+    The methods are those of `generation.engine.Texts`; logits are float32, or float64 where the
+    decoder computes in it.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
+        self._decoder, self._cache = decoder, cache
+        self._device = decoder.embedding.weight.device
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]]:
+        """Take the prompts in → the logits after each, (V,)."""
+        tokens, mask = left_padded(prompts)
+        tokens = tokens[:, keep_common_prefix(self._cache, tokens) :]
+        with torch.no_grad():
+            logits = self._decoder.prefill(
+                tokens.to(self._device),
+                self._cache,
+                mask=None if mask is None else mask.to(self._device),
+                chunk=_PREFILL,
+            )
+        return _rows(logits)
+
+    def step(self, tokens: Sequence[int]) -> list[NDArray[np.floating[Any]]]:
+        """Take one more token of each text in → the logits after each, (V,)."""
+        last = torch.tensor(tokens, device=self._device).unsqueeze(1)
+        with torch.no_grad():
+            return _rows(self._decoder(last, cache=self._cache, logits="last"))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these texts only, in this order."""
+        self._cache.reorder(rows)
+
+
+def _rows(logits: Tensor) -> list[NDArray[np.floating[Any]]]:
+    """(B, 1, V) → B rows (V,)."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return list(wide[:, -1].cpu().numpy())
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+    """Prompts as one matrix, (B, T), and the mask of what is no padding, (B, T), if there is any.
+
+    A row is padded with its own first token: no id has to be set aside, and nothing that the
+    row does not hold anyway (an unused, perhaps unfilled embedding) comes near the computation.
+    """
+    width = max(map(len, prompts))
+    padding = [width - len(prompt) for prompt in prompts]
+    rows = [[prompt[0]] * n + list(prompt) for n, prompt in zip(padding, prompts, strict=True)]
+    tokens = torch.tensor(rows)
+    if not any(padding):
+        return tokens, None
+    return tokens, torch.arange(width) >= torch.tensor(padding).unsqueeze(1)
+
+
+def keep_common_prefix(cache: KVCache, tokens: Tensor) -> int:
+    """Trim a cache to what it shares with the prompt, less one token, which must be computed.
+
+    Shapes: tokens (1, T). Returns how many tokens stay; none when the cache cannot be trimmed, or
+    holds padding, which is no part of a prompt.
+    """
+    if cache.length == 0:
+        return 0
+    if not bool(cache.readable.all()):
+        cache.clear()
+        return 0
+    held = cache.tokens.to(tokens.device)
+    width = min(cache.length, tokens.shape[1] - 1)
+    differs = (held[0, :width] != tokens[0, :width]).nonzero()
+    common = int(differs[0]) if len(differs) else width
+    try:
+        cache.trim(cache.length - common)
+    except CacheError:
+        cache.clear()
+        return 0
+    return common
