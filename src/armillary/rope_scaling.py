@@ -34,6 +34,22 @@ def base_frequencies(base: float, d_rotary: int) -> Frequencies:
     return np.asarray(base ** (-np.arange(0, d_rotary, 2, dtype=np.float64) / d_rotary))
 
 
+def trained_frequencies(
+    rule: "RopeScaling", base: float, d_rotary: int, length: int
+) -> Frequencies:
+    """θ under a rule as models know it, shape (d_rotary / 2,): float32 where θ was trained in it.
+
+    Models are trained under θ as float32 arithmetic gives it, an error that grows with the
+    position. What the rule makes of it is exact. Each step is rounded once, so that it does not
+    depend on whose powers are taken.
+    """
+    exponents = np.arange(0, d_rotary, 2, dtype=np.float32) / np.float32(d_rotary)
+    powers = (base ** exponents.astype(np.float64)).astype(np.float32)
+    trained = (np.float32(1) / powers).astype(np.float64)
+    scaled = rule.frequencies(base, d_rotary, length) / base_frequencies(base, d_rotary)
+    return np.asarray(trained * scaled)
+
+
 class RopeScaling(Protocol):
     """What every rule offers."""
 

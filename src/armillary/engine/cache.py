@@ -1,0 +1,96 @@
+"""Keys and values of one text, as the kernels read them.
+
+A batch is several of these, each of its own length, so nothing is ever padded. The tokens are kept
+too: a rule whose frequencies vary with the length may need them computed anew.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from armillary.config import DecoderConfig
+from armillary.engine.kv_layout import CHUNK, Stored, value_width
+
+_ITEM = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
+
+
+class CacheFullError(ValueError):
+    """More tokens than the cache may hold; nothing in it was changed."""
+
+
+class TextCache:
+    """Room for the keys and values of a text, of every layer.
+
+    `capacity` None grows as needed; a number is never exceeded. `rotary_length` fixes the length
+    that rules see whose frequencies vary with it.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        stored: Stored = "BF16",
+        *,
+        capacity: int | None = None,
+        rotary_length: int | None = None,
+    ) -> None:
+        if capacity is not None and capacity < 1:
+            raise CacheFullError(f"capacity {capacity} must be at least 1")
+        self.config, self.stored = config, stored
+        self.capacity, self.rotary_length = capacity, rotary_length
+        self.tokens: list[int] = []
+        self.filled_at = 0
+        self.room = 0
+        self.keys: list[NDArray[np.generic]] = []
+        self.values: list[NDArray[np.generic]] = []
+        self._take(CHUNK if capacity is None else capacity)
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken for keys and values."""
+        return sum(part.nbytes for part in (*self.keys, *self.values))
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many more tokens. Raises CacheFullError beyond the capacity."""
+        needed = self.length + count
+        if self.capacity is not None and needed > self.capacity:
+            raise CacheFullError(
+                f"{self.length} cached and {count} new tokens need {needed} places, but the "
+                f"capacity is {self.capacity}"
+            )
+        if needed > self.room:
+            self._take(max(needed, 2 * self.room))
+
+    def trim(self, count: int) -> None:
+        """Drop the last `count` tokens."""
+        if not 0 <= count <= self.length:
+            raise ValueError(f"cannot trim {count} of {self.length} tokens")
+        del self.tokens[self.length - count :]
+
+    def copy(self) -> "TextCache":
+        """An independent copy."""
+        other = TextCache(
+            self.config, self.stored, capacity=self.capacity, rotary_length=self.rotary_length
+        )
+        other.tokens, other.filled_at, other.room = list(self.tokens), self.filled_at, self.room
+        other.keys = [part.copy() for part in self.keys]
+        other.values = [part.copy() for part in self.values]
+        return other
+
+    def _take(self, tokens: int) -> None:
+        """Memory for so many tokens, with what is held copied to it."""
+        room = -(-tokens // CHUNK) * CHUNK
+        old = self.keys, self.values
+        item = _ITEM[self.stored]
+        attention = [layer.attention for layer in self.config.layers]
+        self.keys = [np.zeros((a.n_kv_heads, room * a.d_head), item) for a in attention]
+        self.values = [
+            np.zeros((a.n_kv_heads, room * value_width(a.d_head)), item) for a in attention
+        ]
+        for new, before in zip((self.keys, self.values), old, strict=True):
+            for layer, held in zip(new, before, strict=False):
+                layer[:, : held.shape[1]] = held
+        self.room = room

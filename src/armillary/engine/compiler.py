@@ -1,0 +1,104 @@
+"""Kernels → machine code, through Numba and LLVM, for the processor at hand or another.
+
+Compiled without what Numba's functions for Python need (reference counts, exceptions, wrappers),
+so that the result is an object file that needs neither Numba nor Python, and runs where it is
+loaded.
+"""
+
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import compiler, types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+
+from armillary.engine.kernel import Kernel
+from armillary.engine.machine import Machine
+
+PREFIX = "armillary_"
+_I8P, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
+
+
+def object_code(kernels: Sequence[Kernel], machine: Machine) -> bytes:
+    """An object file with a function `armillary_NAME(arguments, thread, threads)` for each kernel.
+
+    `arguments` is the address of 8 bytes for each of the kernel's.
+    """
+    return _target(machine).emit_object(_module(kernels, machine))
+
+
+def assembly(kernels: Sequence[Kernel], machine: Machine) -> str:
+    """The same as text, for tests of which instructions are in it."""
+    return _target(machine).emit_assembly(_module(kernels, machine))
+
+
+def _target(machine: Machine) -> llvm.TargetMachine:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return llvm.Target.from_triple(machine.triple).create_target_machine(
+        cpu=machine.cpu, features=machine.features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+    )
+
+
+def _module(kernels: Sequence[Kernel], machine: Machine) -> llvm.ModuleRef:
+    whole = llvm.parse_assembly("")
+    target = _target(machine)
+    for each in kernels:
+        name, text = _compiled(each)
+        module = llvm.parse_assembly(text)
+        module.link_in(llvm.parse_assembly(str(_entry(each, name))))
+        whole.link_in(module)
+    whole.triple = machine.triple
+    whole.data_layout = str(target.target_data)
+    return whole
+
+
+def _compiled(each: Kernel) -> tuple[str, str]:
+    """The name and the LLVM text of a kernel in Numba's calling convention."""
+    flags = compiler.Flags()
+    flags.no_compile = True
+    flags.no_cpython_wrapper = True
+    flags.no_cfunc_wrapper = True
+    flags.nrt = False
+    flags.error_model = "numpy"
+    flags.fastmath = True
+    kinds = [types.float32 if kind == "number" else types.int64 for kind in each.arguments.values()]
+    result = compiler.compile_extra(
+        cpu_target.typing_context,
+        cpu_target.target_context,
+        each.function,
+        args=(types.int64, types.int64, *kinds),
+        return_type=types.void,
+        flags=flags,
+        locals={},
+    )
+    with global_compiler_lock:
+        result.library.finalize()
+    return result.fndesc.mangled_name, result.library.get_llvm_str()
+
+
+def _entry(each: Kernel, compiled: str) -> ir.Module:
+    """What a program calls: it takes a kernel's arguments from memory and calls it."""
+    module = ir.Module()
+    kinds = [ir.FloatType() if kind == "number" else _I64 for kind in each.arguments.values()]
+    numba_kind = ir.FunctionType(
+        _I32, [_I8P.as_pointer(), _I8P.as_pointer(), _I64, _I64, *kinds]
+    )
+    inner = ir.Function(module, numba_kind, compiled)
+    outer = ir.Function(
+        module, ir.FunctionType(ir.VoidType(), [_I64, _I64, _I64]), PREFIX + each.name
+    )
+    builder = ir.IRBuilder(outer.append_basic_block())
+    address, thread, threads = outer.args
+    values = []
+    for number, (kind, type_) in enumerate(zip(each.arguments.values(), kinds, strict=True)):
+        place = builder.add(address, ir.Constant(_I64, 8 * number))
+        value = builder.load(builder.inttoptr(place, type_.as_pointer()))
+        if kind == "live":
+            value = builder.load(builder.inttoptr(value, _I64.as_pointer()))
+        values.append(value)
+    scratch = builder.alloca(_I8P)
+    builder.call(inner, [scratch, scratch, thread, threads, *values])
+    builder.ret_void()
+    return module

@@ -1,0 +1,45 @@
+"""What kernels ask of a number format."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+from llvmlite import ir
+
+from armillary.engine.emit import Emit
+from armillary.engine.machine import Machine
+
+Activations = Literal["float32", "int8"]
+
+
+class Format(ABC):
+    """How weights are stored, and how they meet activations.
+
+    A row of weights is `block` of them in `nbytes` bytes, again and again. Activations that they
+    are multiplied by are float32, or the int8 of `formats/int8.py`.
+    """
+
+    name: ClassVar[str]
+    block: ClassVar[int]
+    nbytes: ClassVar[int]
+    activations: ClassVar[Activations]
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes of a row of k weights."""
+        return k // self.block * self.nbytes
+
+    @abstractmethod
+    def dots(
+        self,
+        e: Emit,
+        machine: Machine,
+        weights: ir.Value,
+        x: ir.Value,
+        stride: ir.Value,
+        k: ir.Value,
+        rows: int,
+    ) -> list[ir.Value]:
+        """A row of k weights times `rows` rows of activations that lie `stride` bytes apart."""
+
+    @abstractmethod
+    def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
+        """Write a row of k weights as float32."""

@@ -1,0 +1,60 @@
+"""Q4_0: 32 weights w = d·(q − 8) as a float16 d and 32 q of 4 bits. Source: ggml, `ggml-common.h`.
+
+The low halves of the 16 bytes are the first 16 weights, the high halves the others.
+"""
+
+from llvmlite import ir
+
+from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
+from armillary.engine.formats.format import Format
+from armillary.engine.formats.int8 import LANES, Rows, small_dot
+from armillary.engine.machine import Machine
+
+
+def nibbles(e: Emit, address: ir.Value, offset: int) -> list[ir.Value]:
+    """16 bytes as the 16 low and the 16 high halves."""
+    both = e.load(vector(I8, 16), address, offset)
+    low = e.builder.and_(both, e.constant(15, both.type))
+    return [low, e.builder.lshr(both, e.constant(4, both.type))]
+
+
+class Q4_0(Format):  # noqa: N801 — GGML's name
+    """See the module."""
+
+    name = "Q4_0"
+    block = 32
+    nbytes = 18
+    activations = "int8"
+
+    def dots(
+        self,
+        e: Emit,
+        machine: Machine,
+        weights: ir.Value,
+        x: ir.Value,
+        stride: ir.Value,
+        k: ir.Value,
+        rows: int,
+    ) -> list[ir.Value]:
+        """See Format."""
+        xs = Rows(e, x, stride, k, rows)
+        with e.loop(e.div(k, self.block)) as group:
+            block = e.add(weights, e.mul(group, self.nbytes))
+            scale = e.half(block, LANES)
+            q = e.shuffle(*nibbles(e, block, 2), range(32))
+            offset = e.builder.fmul(e.number(scale), e.constant(-8.0, F32))
+            for row in range(rows):
+                xs.add(row, group, small_dot(e, machine, q, xs.bytes(row, group)), scale)
+                xs.add_offset(row, group, offset)
+        return xs.results()
+
+    def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
+        """See Format."""
+        with e.loop(e.div(k, self.block)) as group:
+            block = e.add(weights, e.mul(group, self.nbytes))
+            place = e.add(out, e.mul(group, 4 * self.block))
+            scale = e.half(block, FLOATS)
+            for number, q in enumerate(nibbles(e, block, 2)):
+                shifted = e.builder.sub(q, e.constant(8, q.type))
+                w = e.builder.fmul(e.builder.sitofp(shifted, vector(F32, FLOATS)), scale)
+                e.store(w, place, 64 * number)

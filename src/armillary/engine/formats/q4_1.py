@@ -1,0 +1,53 @@
+"""Q4_1: 32 weights w = d·q + m as float16 d and m and 32 q of 4 bits. Source: ggml, `ggml-common.h`.
+
+The low halves of the 16 bytes are the first 16 weights, the high halves the others.
+"""
+
+from llvmlite import ir
+
+from armillary.engine.emit import F32, FLOATS, Emit, vector
+from armillary.engine.formats.format import Format
+from armillary.engine.formats.int8 import LANES, Rows, small_dot
+from armillary.engine.formats.q4_0 import nibbles
+from armillary.engine.machine import Machine
+
+
+class Q4_1(Format):  # noqa: N801 — GGML's name
+    """See the module."""
+
+    name = "Q4_1"
+    block = 32
+    nbytes = 20
+    activations = "int8"
+
+    def dots(
+        self,
+        e: Emit,
+        machine: Machine,
+        weights: ir.Value,
+        x: ir.Value,
+        stride: ir.Value,
+        k: ir.Value,
+        rows: int,
+    ) -> list[ir.Value]:
+        """See Format."""
+        xs = Rows(e, x, stride, k, rows)
+        with e.loop(e.div(k, self.block)) as group:
+            block = e.add(weights, e.mul(group, self.nbytes))
+            scale = e.half(block, LANES)
+            offset = e.number(e.half(block, 1, 2))
+            q = e.shuffle(*nibbles(e, block, 4), range(32))
+            for row in range(rows):
+                xs.add(row, group, small_dot(e, machine, q, xs.bytes(row, group)), scale)
+                xs.add_offset(row, group, offset)
+        return xs.results()
+
+    def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
+        """See Format."""
+        with e.loop(e.div(k, self.block)) as group:
+            block = e.add(weights, e.mul(group, self.nbytes))
+            place = e.add(out, e.mul(group, 4 * self.block))
+            scale, offset = e.half(block, FLOATS), e.half(block, FLOATS, 2)
+            for number, q in enumerate(nibbles(e, block, 4)):
+                w = e.builder.fmul(e.builder.uitofp(q, vector(F32, FLOATS)), scale)
+                e.store(e.builder.fadd(w, offset), place, 64 * number)

@@ -1,0 +1,45 @@
+"""The kernels: one file for each kind, and here the list of all that are compiled.
+
+To add one, write a function whose parameters are those of `engine/kernel.py`, list what it makes in
+`all_kernels`, and let `engine/plan.py` put it into programs. To make one faster on a machine, ask
+`Machine` where its steps are emitted.
+"""
+
+from armillary.engine.formats import FORMATS
+from armillary.engine.kernel import Kernel
+from armillary.engine.kernels import (
+    activation,
+    attention,
+    embedding,
+    norm,
+    product,
+    quantise,
+    rotary,
+    rows,
+    schedule,
+)
+from armillary.engine.kernels.elementary import ACTIVATIONS
+from armillary.engine.machine import Machine
+
+
+def all_kernels(machine: Machine) -> list[Kernel]:
+    """Every kernel, for a machine."""
+    return [
+        schedule.run(machine),
+        schedule.serve(machine),
+        schedule.launch(),
+        *(product.product(form, machine) for form in FORMATS.values()),
+        *(embedding.embedding(form) for form in FORMATS.values()),
+        *(activation.activation(name) for name in ACTIVATIONS),
+        *(rotary.rotate(layout) for layout in ("half_split", "interleaved")),
+        *(attention.attention(stored) for stored in ("F32", "BF16")),
+        *(attention.append(stored) for stored in ("F32", "BF16")),
+        attention.combine(),
+        norm.rms_norm(),
+        norm.layer_norm(),
+        quantise.quantise(),
+        rotary.scale(),
+        rows.add(),
+        rows.pick(),
+        rows.soft_cap(),
+    ]

@@ -1,0 +1,67 @@
+"""Activations to int8, as `formats/int8.py` lays them out."""
+
+from llvmlite import ir
+from numba.core import types
+
+from armillary.engine.emit import F32, FLOATS, I8, I32, Emit, emitted, vector
+from armillary.engine.formats.int8 import GROUP
+from armillary.engine.kernel import Address, Kernel, Live, Size, kernel
+from armillary.engine.kernels.common import share_rows
+
+
+@emitted(types.void)
+def quantise_group(
+    e: Emit, x: ir.Value, q: ir.Value, scale: ir.Value, total: ir.Value
+) -> None:
+    """32 float32 → 32 bytes, s = max|x| / 127, and s·Σq."""
+    b, kind = e.builder, vector(F32, FLOATS)
+    parts = [e.load(kind, x, 4 * first) for first in range(0, GROUP, FLOATS)]
+    sizes = [e.call(f"llvm.fabs.v{FLOATS}f32", kind, [part]) for part in parts]
+    largest = e.call(f"llvm.maxnum.v{FLOATS}f32", kind, sizes)
+    most = e.call(f"llvm.vector.reduce.fmax.v{FLOATS}f32", F32, [largest], fast=True)
+    s = b.fmul(most, e.constant(1 / 127, F32))
+    # A group of zeros has s = 0, and no inverse.
+    empty = b.fcmp_ordered("==", most, e.constant(0.0, F32))
+    inverse = b.select(empty, e.constant(0.0, F32), b.fdiv(e.constant(127.0, F32), most))
+    by = e.splat(inverse, FLOATS)
+    count = None
+    for number, part in enumerate(parts):
+        rounded = e.call(f"llvm.rint.v{FLOATS}f32", kind, [b.fmul(part, by)])
+        whole = b.fptosi(rounded, vector(I32, FLOATS))
+        e.store(b.trunc(whole, vector(I8, FLOATS)), q, FLOATS * number)
+        count = whole if count is None else b.add(count, whole)
+    added = e.call(f"llvm.vector.reduce.add.v{FLOATS}i32", I32, [count])
+    e.store(s, scale)
+    e.store(b.fmul(s, b.sitofp(added, F32)), total)
+
+
+def quantise() -> Kernel:
+    """Rows of k float32, k a multiple of 32, as int8."""
+
+    def quantise(
+        thread: int,
+        threads: int,
+        x: Address,
+        x_stride: Size,
+        x_private: Size,
+        k: Size,
+        out: Address,
+        out_stride: Size,
+        private: Size,
+        rows: Live,
+    ) -> None:
+        first, last = share_rows(rows, private, thread, threads)
+        x += thread * x_private
+        out += thread * private
+        for row in range(first, last):
+            q = out + row * out_stride
+            scales, sums = q + k, q + k + k // GROUP * 4
+            for group in range(k // GROUP):
+                quantise_group(
+                    x + row * x_stride + group * GROUP * 4,
+                    q + group * GROUP,
+                    scales + 4 * group,
+                    sums + 4 * group,
+                )
+
+    return kernel(quantise)

@@ -1,0 +1,53 @@
+"""Queries and keys turned by their positions. Source: Su et al. 2021, §3.2."""
+
+from typing import Literal
+
+
+from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
+from armillary.engine.kernels.common import floats, share_items
+
+
+def rotate(layout: Literal["half_split", "interleaved"]) -> Kernel:
+    """Heads of rows, in place. `cos` and `sin` have d_rotary / 2 numbers for each row."""
+    half_split = layout == "half_split"
+
+    def rotate(
+        thread: int,
+        threads: int,
+        x: Address,
+        stride: Size,
+        heads: Size,
+        d_head: Size,
+        half: Size,
+        cos: Address,
+        sin: Address,
+        rows: Live,
+    ) -> None:
+        first, last = share_items(rows * heads, thread, threads)
+        for item in range(first, last):
+            row, head = item // heads, item % heads
+            a = floats(x + row * stride + 4 * head * d_head)
+            c, s = floats(cos + 4 * row * half), floats(sin + 4 * row * half)
+            for i in range(half):
+                j, k = (i, i + half) if half_split else (2 * i, 2 * i + 1)
+                one, two = a[j], a[k]
+                a[j] = one * c[i] - two * s[i]
+                a[k] = one * s[i] + two * c[i]
+
+    return kernel(rotate, layout)
+
+
+def scale() -> Kernel:
+    """Heads of rows times a number: scores are to be scaled, and queries are fewer."""
+
+    def scale(
+        thread: int, threads: int, x: Address, stride: Size, heads: Size, d_head: Size,
+        factor: Number, rows: Live,
+    ) -> None:
+        first, last = share_items(rows * heads, thread, threads)
+        for item in range(first, last):
+            a = floats(x + item // heads * stride + 4 * (item % heads) * d_head)
+            for i in range(d_head):
+                a[i] = a[i] * factor
+
+    return kernel(scale)

@@ -1,0 +1,23 @@
+"""How a layer's keys and values of one text lie in memory, for the kernels and the cache.
+
+Keys are in blocks of 16 tokens, (h_kv, S / 16, d_h, 16), so that one number of a query meets 16
+keys at a time; values as they come, (h_kv, S, d_v), where d_v is d_h rounded up to whole vectors.
+In bfloat16 the two numbers that are used one after the other lie together: (h_kv, S / 16, d_h / 2,
+16, 2) and (h_kv, S / 2, d_v, 2).
+"""
+
+from typing import Literal
+
+Stored = Literal["F32", "BF16"]
+
+BLOCK = 16
+CHUNK = 4 * BLOCK
+"""Tokens that are scored together, and that the room for them is a multiple of."""
+
+SCRATCH = 4 * CHUNK * 4
+"""Bytes that a thread needs for the scores of a chunk, of the 4 queries that are taken at once."""
+
+
+def value_width(d_head: int) -> int:
+    """d_v."""
+    return -(-d_head // 16) * 16

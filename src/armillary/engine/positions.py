@@ -1,0 +1,68 @@
+"""What is computed of a position without kernels: angles of rotations, rows of position tables."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from armillary.config import DecoderConfig, RotaryConfig
+from armillary.engine.weights import Weights
+from armillary.rope_scaling import trained_frequencies
+
+_BLOCK = 256
+
+
+class Angles:
+    """cos and sin of positions under a rule, times its attention factor, made by blocks."""
+
+    def __init__(self, rotary: RotaryConfig) -> None:
+        self._rotary = rotary
+        self._factor = rotary.scaling.attention_factor()
+        self._blocks: dict[tuple[object, int], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+
+    def write(
+        self, position: int, length: int, cos: NDArray[np.float32], sin: NDArray[np.float32]
+    ) -> None:
+        """Those of a position in a text of a length, (d_rotary / 2,) each."""
+        key = self._rotary.scaling.regime(length), position // _BLOCK
+        if key not in self._blocks:
+            self._blocks[key] = self._block(position // _BLOCK, length)
+        block = self._blocks[key]
+        cos[:], sin[:] = block[0][position % _BLOCK], block[1][position % _BLOCK]
+
+    def _block(self, number: int, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        rotary = self._rotary
+        theta = trained_frequencies(rotary.scaling, rotary.base, rotary.d_rotary, length)
+        positions = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.float32)
+        angles = (positions[:, None] * theta.astype(np.float32)).astype(np.float64)
+        return (
+            (np.cos(angles).astype(np.float32) * np.float32(self._factor)),
+            (np.sin(angles).astype(np.float32) * np.float32(self._factor)),
+        )
+
+
+def position_rows(
+    config: DecoderConfig, weights: Weights
+) -> Callable[[int], NDArray[np.float32]] | None:
+    """The table that is added to the embeddings, if there is one: position → (d,)."""
+    if config.position_table == "learned":
+        return _learned(weights)
+    if config.position_table == "sinusoidal":
+        d = config.d_model
+        theta = 10000.0 ** (-np.arange(0, d, 2) / d)
+
+        def row(position: int) -> NDArray[np.float32]:
+            angles = position * theta
+            return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(d).astype(np.float32)
+
+        return row
+    return None
+
+
+def _learned(weights: Weights) -> Callable[[int], NDArray[np.float32]]:
+    table = weights.tensor("position_table.weight")
+
+    def row(position: int) -> NDArray[np.float32]:
+        return table.rows(position, position + 1)[0]
+
+    return row
