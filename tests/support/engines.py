@@ -1,4 +1,4 @@
-"""Engines for one torch decoder: torch itself, and one that holds each text by itself."""
+"""Engines for one torch decoder: torch itself, its texts each by itself, and compiled kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.decoder import Decoder
+from armillary.engine.decoder import EngineDecoder
 from armillary.generation.engine import Engine, TextEngine, Texts
 from armillary.generation.sampling import Logits
 from armillary.parts.kv_cache import KVCache
@@ -89,7 +91,23 @@ class Kind:
     atol: float
 
 
+def compiled(decoder: Decoder) -> EngineDecoder:
+    """The numba engine's decoder with these weights in float32."""
+    tensors = {
+        name: StoredTensor(
+            name,
+            tuple(value.shape),
+            "F32",
+            value.float().numpy().reshape(-1).view(np.uint8),
+            "test",
+        )
+        for name, value in decoder.state_dict().items()
+    }
+    return EngineDecoder(decoder.config, tensors, width="float32", threads=1)
+
+
 ENGINES = {
     "torch": Kind(TorchEngine, 1e-10),
     "text by text": Kind(lambda decoder: TextEngine(TextByText(decoder)), 1e-10),
+    "numba": Kind(lambda decoder: TextEngine(compiled(decoder)), 1e-4),
 }
