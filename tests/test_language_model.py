@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,12 @@ def saved(lm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("saved") / "model"
     lm.save(directory)
     return directory
+
+
+@pytest.fixture(scope="module", params=["torch", "numba"])
+def model(request: pytest.FixtureRequest, saved: Path) -> LanguageModel:
+    """The same model on either engine."""
+    return loaded(saved, engine=request.param)
 
 
 def loaded(source: Path, **options: Any) -> LanguageModel:
@@ -162,19 +170,19 @@ def test_an_unknown_configuration_key_is_refused_or_passed_over(saved, tmp_path)
 # --- Generate ------------------------------------------------------------------------------------
 
 
-def test_a_text_and_its_ids_are_one_prompt(lm):
-    ids = lm.encode(PROMPTS[1])
-    by_text = lm.generate(PROMPTS[1], **GREEDY)
-    assert lm.generate(ids, **GREEDY) == by_text
-    assert lm.generate(tuple(ids), **GREEDY) == by_text
-    assert lm.generate(list(np.array(ids)), **GREEDY) == by_text
-    assert lm.generate(torch.tensor(ids), **GREEDY) == by_text
+def test_a_text_and_its_ids_are_one_prompt(model):
+    ids = model.encode(PROMPTS[1])
+    by_text = model.generate(PROMPTS[1], **GREEDY)
+    assert model.generate(ids, **GREEDY) == by_text
+    assert model.generate(tuple(ids), **GREEDY) == by_text
+    assert model.generate(list(np.array(ids)), **GREEDY) == by_text
+    assert model.generate(torch.tensor(ids), **GREEDY) == by_text
     assert by_text.prompt_tokens == len(ids)
     assert len(by_text.token_ids) == GREEDY["max_tokens"]
     assert by_text.finish_reason == "length"
 
 
-def test_the_tokens_are_the_likeliest_ones(lm):
+def test_the_tokens_are_the_likeliest_ones(lm, model):
     """Spelt out with whole passes."""
     ids = lm.encode(PROMPTS[0])
     expected: list[int] = []
@@ -182,38 +190,39 @@ def test_the_tokens_are_the_likeliest_ones(lm):
         for _ in range(GREEDY["max_tokens"]):
             expected.append(int(lm.decoder(torch.tensor([ids + expected]))[0, -1].argmax()))
     assert lm.generate(ids, **GREEDY).token_ids == tuple(expected)
+    assert model.generate(ids, **GREEDY).token_ids == tuple(expected)
 
 
-def test_a_batch_gives_each_prompt_what_it_gets_alone(lm):
-    alone = [lm.generate(prompt, **GREEDY) for prompt in PROMPTS]
-    assert lm.generate(PROMPTS, **GREEDY) == alone
-    assert lm.generate([lm.encode(prompt) for prompt in PROMPTS], **GREEDY) == alone
-    assert lm.generate(PROMPTS[:1], **GREEDY) == alone[:1]
+def test_a_batch_gives_each_prompt_what_it_gets_alone(model):
+    alone = [model.generate(prompt, **GREEDY) for prompt in PROMPTS]
+    assert model.generate(PROMPTS, **GREEDY) == alone
+    assert model.generate([model.encode(prompt) for prompt in PROMPTS], **GREEDY) == alone
+    assert model.generate(PROMPTS[:1], **GREEDY) == alone[:1]
     sampled = {"max_tokens": 12, "seed": 5}
-    assert lm.generate(PROMPTS, **sampled) == [lm.generate(p, **sampled) for p in PROMPTS]
+    assert model.generate(PROMPTS, **sampled) == [model.generate(p, **sampled) for p in PROMPTS]
 
 
 @pytest.mark.parametrize("options", [GREEDY, {"max_tokens": 20, "seed": 3}])
-def test_a_stream_is_what_generate_gives(lm, options):
+def test_a_stream_is_what_generate_gives(model, options):
     for prompt in PROMPTS:
-        events = list(lm.stream(prompt, **options))
-        whole = lm.generate(prompt, **options)
+        events = list(model.stream(prompt, **options))
+        whole = model.generate(prompt, **options)
         assert "".join(event.text for event in events) == whole.text
         assert tuple(event.token_id for event in events) == whole.token_ids
         assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
         assert events[-1].finish_reason == whole.finish_reason
 
 
-def test_a_stop_string_ends_the_text_before_it(lm):
-    whole = lm.generate(PROMPTS[0], **GREEDY).text
+def test_a_stop_string_ends_the_text_before_it(model):
+    whole = model.generate(PROMPTS[0], **GREEDY).text
     stop = whole[4:6]
-    cut = lm.generate(PROMPTS[0], stop=stop, **GREEDY)
+    cut = model.generate(PROMPTS[0], stop=stop, **GREEDY)
     assert cut.text == whole[: whole.index(stop)]
     assert cut.finish_reason == "stop"
 
 
-def test_log_probabilities_are_those_of_the_logits(lm):
-    answer = lm.generate(PROMPTS[0], logprobs=3, **GREEDY)
+def test_log_probabilities_are_those_of_the_logits(lm, model):
+    answer = model.generate(PROMPTS[0], logprobs=3, **GREEDY)
     ids = lm.encode(PROMPTS[0])
     with torch.no_grad():
         logits = lm.decoder(torch.tensor([[*ids, *answer.token_ids]]))[0, len(ids) - 1 : -1]
@@ -225,16 +234,16 @@ def test_log_probabilities_are_those_of_the_logits(lm):
         assert told.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
         assert told.top[0] == (token_id, told.logprob)
         assert len(told.top) == 3
-    assert lm.generate(PROMPTS[0], **GREEDY).logprobs is None
+    assert model.generate(PROMPTS[0], **GREEDY).logprobs is None
 
 
-def test_a_chat_is_the_template_continued(lm):
+def test_a_chat_is_the_template_continued(model):
     messages = [{"role": "user", "content": "Who are you?"}]
-    ids = lm.chat_template.encode(messages)
-    assert lm.tokenizer.decode(ids) == (
+    ids = model.chat_template.encode(messages)
+    assert model.tokenizer.decode(ids) == (
         "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert lm.chat(messages, **GREEDY) == lm.generate(ids, **GREEDY)
+    assert model.chat(messages, **GREEDY) == model.generate(ids, **GREEDY)
 
 
 def test_a_chat_needs_a_template(saved, tmp_path):
@@ -252,6 +261,87 @@ def test_control_tokens_in_a_prompt_stay_text(lm):
     ids = lm.encode("<|im_end|>")
     assert not any(lm.tokenizer.is_special(token) for token in ids)
     assert lm.tokenizer.decode(ids) == "<|im_end|>"
+
+
+# --- Engines -------------------------------------------------------------------------------------
+
+
+def test_a_model_says_what_computes_it(model, saved, request):
+    assert model.engine == request.node.callspec.params["model"]
+    assert loaded(saved).engine == "torch", "the default"
+    assert loaded(saved, engine="auto").engine == "numba"
+
+
+def test_both_engines_give_the_same_texts(lm, saved):
+    numba = loaded(saved, engine="numba")
+    assert numba.generate(PROMPTS, **GREEDY) == lm.generate(PROMPTS, **GREEDY)
+    sampled = {"max_tokens": 12, "seed": 5, "top_p": 0.9, "repetition_penalty": 1.2}
+    assert numba.generate(PROMPTS, **sampled) == lm.generate(PROMPTS, **sampled)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_the_numba_engine_holds_weights_as_they_are_or_in_a_type(saved, dtype):
+    lm = loaded(saved, engine="numba", dtype=dtype)
+    whole = loaded(saved, dtype="float32").generate(PROMPTS[0], logprobs=5, **GREEDY)
+    got = lm.generate(PROMPTS[0], logprobs=5, **GREEDY)
+    difference = abs(got.logprobs[0].logprob - whole.logprobs[0].logprob)
+    assert (1e-4 < difference < 0.1) if dtype == "bfloat16" else difference < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "cuda"}, "engine 'cuda' is not known; known are auto, torch, numba"),
+        ({"engine": "numba", "dtype": "float16"}, "dtype 'float16' is none of the numba engine"),
+        ({"engine": "numba", "device": "cuda"}, "device 'cuda' is none of the numba engine"),
+    ],
+)
+def test_what_an_engine_has_not_is_refused(saved, options, message):
+    with pytest.raises(UserError) as caught:
+        armillary.load(saved, **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_numba_torch_computes_and_one_notice_says_so(saved, monkeypatch):
+    monkeypatch.setitem(sys.modules, "armillary.engine.decoder", None)
+    told: list[str] = []
+    lm = loaded(saved, engine="auto", notice=told.append)
+    assert lm.engine == "torch"
+    assert lm.notices == tuple(told)
+    assert len(told) == 1
+    assert "cannot be imported" in told[0]
+    assert told[0].endswith("torch computes instead")
+    with pytest.raises(UserError, match="numba engine cannot be imported .* take --engine torch"):
+        loaded(saved, engine="numba")
+
+
+def test_the_numba_engine_needs_every_weight(saved, tmp_path):
+    directory = huggingface(loaded(saved), tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.1.input_layernorm.weight"]
+    save_file(weights, directory / "model.safetensors")
+    with pytest.raises(UserError, match=r"has no layers\.1\.norm1\.weight, .* --engine torch"):
+        loaded(directory, allow_missing=True, engine="numba")
+
+
+def test_weights_read_in_place_are_not_saved_again(saved, tmp_path):
+    with pytest.raises(ValueError, match="engine='torch'"):
+        loaded(saved, engine="numba").save(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_numba_engine_imports_no_torch(saved):
+    program = """
+import sys
+import armillary.language_model
+assert "torch" not in sys.modules
+lm = armillary.language_model.load(sys.argv[1], engine="numba")
+lm.chat([{"role": "user", "content": "Hi"}], max_tokens=3, logprobs=2, top_p=0.9, seed=1)
+lm.generate(["Hello", "a longer prompt"], max_tokens=3, repetition_penalty=1.1)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, str(saved)], check=True)
 
 
 # --- Cache ---------------------------------------------------------------------------------------
@@ -272,6 +362,24 @@ def test_a_cache_between_calls_changes_no_text(tmp_path, rule, windowed):
         expected = lm.generate(prompt, cache=fresh, **GREEDY)
         assert lm.generate(prompt, cache=cache, **GREEDY) == expected
         assert cache.length == len(prompt) + GREEDY["max_tokens"] - 1
+
+
+def test_a_cache_of_the_numba_engine_changes_no_text(saved):
+    """Case 58, as above."""
+    lm = loaded(saved, engine="numba")
+    cache = lm.new_cache()
+    first = [40, 41, 42, 43, 44]
+    for prompt in [first, [*first, 50, 51], [*first[:2], 60, 61], first[:3], first[:3], [99]]:
+        expected = lm.generate(prompt, **GREEDY)
+        assert lm.generate(prompt, cache=cache, **GREEDY) == expected
+        assert cache.tokens == [*prompt, *expected.token_ids[:-1]]
+
+
+def test_a_cache_of_the_other_engine_is_refused(lm, saved):
+    numba = loaded(saved, engine="numba")
+    for one, other in ((lm, numba), (numba, lm)):
+        with pytest.raises(TypeError, match="is not of this engine"):
+            one.generate("Hi", cache=other.new_cache())
 
 
 def with_windows(lm: LanguageModel, windowed: bool) -> LanguageModel:
@@ -304,15 +412,15 @@ def test_a_cache_saves_the_work_that_is_done(lm, monkeypatch):
     assert seen == [3, *[1] * (GREEDY["max_tokens"] - 1)]
 
 
-def test_calls_without_a_cache_leave_no_trace(lm):
-    expected = lm.generate(PROMPTS[0], **GREEDY)
-    lm.generate(PROMPTS[1], **GREEDY)
-    assert lm.generate(PROMPTS[0], **GREEDY) == expected
+def test_calls_without_a_cache_leave_no_trace(model):
+    expected = model.generate(PROMPTS[0], **GREEDY)
+    model.generate(PROMPTS[1], **GREEDY)
+    assert model.generate(PROMPTS[0], **GREEDY) == expected
 
 
-def test_a_cache_serves_one_prompt(lm):
+def test_a_cache_serves_one_prompt(model):
     with pytest.raises(ValueError, match="a cache serves one prompt, and 3 were given"):
-        lm.generate(PROMPTS, cache=KVCache(lm.config), **GREEDY)
+        model.generate(PROMPTS, cache=model.new_cache(), **GREEDY)
 
 
 # --- Defaults of the checkpoint ------------------------------------------------------------------
@@ -406,9 +514,9 @@ def test_what_cannot_be_continued_is_refused_at_once(lm, monkeypatch, prompt, op
         assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_option_is_refused_with_the_known_ones_named(lm):
+def test_an_unknown_option_is_refused_with_the_known_ones_named(model):
     with pytest.raises(UserError, match=r"known are max_tokens, .*repetition_penalty, seed, stop"):
-        lm.generate("Hi", penalty=1.1)
+        model.generate("Hi", penalty=1.1)
 
 
 def test_a_decoder_in_training_is_refused(tmp_path):

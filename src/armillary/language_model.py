@@ -226,18 +226,22 @@ def load(
 
     for line in checkpoint.notices:
         tell(line)
-    decoder: Decoder | EngineDecoder | None = None
-    if chosen == "numba":
-        try:
-            decoder = _on_numba(checkpoint, dtype, tell)
-        except ImportError as error:
-            if engine != "auto":
-                raise UserError(
-                    f"the numba engine cannot be imported ({error}); install numba, or take "
-                    "--engine torch"
-                ) from error
-            tell(f"the numba engine cannot be imported ({error}); torch computes instead")
-    if decoder is None:
+    decoder: Decoder | EngineDecoder
+    try:
+        decoder = (
+            _on_numba(checkpoint, dtype, tell)
+            if chosen == "numba"
+            else _on_torch(checkpoint, dtype, device, allow_missing, progress)
+        )
+    except ImportError as error:
+        if chosen == "torch":
+            raise
+        if engine == "numba":
+            raise UserError(
+                f"the numba engine cannot be imported ({error}); install numba, or take "
+                "--engine torch"
+            ) from error
+        tell(f"the numba engine cannot be imported ({error}); torch computes instead")
         decoder = _on_torch(checkpoint, dtype, device, allow_missing, progress)
     defaults, eos_ids = _stated(checkpoint)
     return LanguageModel(decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(notices))
@@ -246,15 +250,17 @@ def load(
 def _on_numba(checkpoint: Checkpoint, dtype: str, notice: Callable[[str], None]) -> "EngineDecoder":
     from armillary.engine.decoder import EngineDecoder
 
-    missing = [
-        name for name in parameter_shapes(checkpoint.config) if name not in checkpoint.tensors
-    ]
+    config, tensors = checkpoint.config, checkpoint.tensors
+    missing = [name for name in parameter_shapes(config) if name not in tensors]
     if missing:
         raise UserError(
             f"{checkpoint.source}: has no {missing[0]}, and the numba engine needs every weight; "
             "take --engine torch"
         )
-    return EngineDecoder(checkpoint.config, checkpoint.tensors, width=WIDTHS[dtype], notice=notice)
+    width = WIDTHS[dtype]
+    if width == "stored" and _encodings(checkpoint) == {"F32"}:
+        width = "float32"  # the same weights, and keys and values in their type too
+    return EngineDecoder(config, tensors, width=width, notice=notice)
 
 
 def _on_torch(
@@ -295,14 +301,16 @@ def _dtype(name: str, checkpoint: Checkpoint) -> "torch.dtype":
     import torch
 
     if name == "auto":
-        stored = {
-            tensor.encoding for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1
-        }
-        return torch.bfloat16 if stored == {"BF16"} else torch.float32
+        return torch.bfloat16 if _encodings(checkpoint) == {"BF16"} else torch.float32
     if name not in DTYPES:
         raise UserError(f"dtype {name!r} is not known; known are auto, {', '.join(DTYPES)}")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def _encodings(checkpoint: Checkpoint) -> set[str]:
+    """What its matrices are stored in."""
+    return {tensor.encoding for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1}
 
 
 def _device(name: str) -> "torch.device":

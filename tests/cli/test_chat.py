@@ -13,7 +13,7 @@ import pytest
 
 from armillary.cli.chat import HELP, Conversation
 from armillary.errors import UserError
-from armillary.language_model import LanguageModel
+from armillary.language_model import LanguageModel, load
 from support.tiny_model import tiny_model
 
 OPTIONS = {"temperature": 0, "max_tokens": 8}
@@ -31,6 +31,12 @@ def saved(lm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(params=["torch", "numba"])
+def either(request: pytest.FixtureRequest, saved: Path) -> LanguageModel:
+    """The model on either engine."""
+    return load(saved, engine=request.param, device="cpu")
+
+
 def ask(conversation: Conversation, question: str) -> str:
     return "".join(conversation.ask(question))
 
@@ -46,12 +52,12 @@ def afresh(lm: LanguageModel, turns: list[tuple[str, str]], question: str) -> st
     return lm.chat([*messages, {"role": "user", "content": question}], **OPTIONS).text
 
 
-def test_each_turn_is_what_a_fresh_computation_gives(lm: LanguageModel) -> None:
-    conversation = Conversation(lm, None, OPTIONS)
+def test_each_turn_is_what_a_fresh_computation_gives(either: LanguageModel) -> None:
+    conversation = Conversation(either, None, OPTIONS)
     turns: list[tuple[str, str]] = []
     for question in ("Hello", "and then?", "why"):
         answer = ask(conversation, question)
-        assert answer == afresh(lm, turns, question)
+        assert answer == afresh(either, turns, question)
         turns.append((question, answer))
 
 
@@ -74,30 +80,50 @@ def test_earlier_turns_are_not_computed_again(
     assert computed[0] < 60 < prompt
 
 
-def test_undo_takes_back_the_last_turn(lm: LanguageModel) -> None:
+def test_the_numba_engine_computes_only_what_is_new(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = load(saved, engine="numba")
     conversation = Conversation(lm, None, OPTIONS)
+    ask(conversation, "A long question that fills many slots of the cache, to be kept")
+    computed: list[int] = []
+    take = lm.decoder.take
+
+    def counting(caches: list[object], tokens: list[list[int]]) -> object:
+        computed.append(len(tokens[0]))
+        return take(caches, tokens)
+
+    monkeypatch.setattr(lm.decoder, "take", counting)
+    ask(conversation, "and?")
+    prompt = conversation.facts["prompt_tokens"]
+    assert isinstance(prompt, int)
+    assert computed[0] < 60 < prompt
+
+
+def test_undo_takes_back_the_last_turn(either: LanguageModel) -> None:
+    conversation = Conversation(either, None, OPTIONS)
     first = ask(conversation, "Hello")
     ask(conversation, "something else")
     conversation.undo()
-    assert ask(conversation, "why") == afresh(lm, [("Hello", first)], "why")
+    assert ask(conversation, "why") == afresh(either, [("Hello", first)], "why")
 
 
-def test_an_answer_broken_off_is_kept_as_far_as_it_came(lm: LanguageModel) -> None:
-    conversation = Conversation(lm, None, OPTIONS)
+def test_an_answer_broken_off_is_kept_as_far_as_it_came(either: LanguageModel) -> None:
+    conversation = Conversation(either, None, OPTIONS)
     answer = conversation.ask("Hello")
     pieces = [next(answer) for _ in range(3)]
     answer.close()  # type: ignore[attr-defined]
     assert conversation.facts["finish_reason"] == "interrupted"
     text = "".join(pieces)
-    assert ask(conversation, "go on") == afresh(lm, [("Hello", text)], "go on")
+    assert ask(conversation, "go on") == afresh(either, [("Hello", text)], "go on")
 
 
-def test_a_full_window_is_said_and_the_question_forgotten(lm: LanguageModel) -> None:
-    conversation = Conversation(lm, None, OPTIONS)
+def test_a_full_window_is_said_and_the_question_forgotten(either: LanguageModel) -> None:
+    conversation = Conversation(either, None, OPTIONS)
     first = ask(conversation, "Hello")
     with pytest.raises(UserError, match="no room for an answer in the window of 256"):
         conversation.ask("x" * 400)
-    assert ask(conversation, "why") == afresh(lm, [("Hello", first)], "why")
+    assert ask(conversation, "why") == afresh(either, [("Hello", first)], "why")
 
 
 def test_control_tokens_in_a_message_stay_text(lm: LanguageModel) -> None:

@@ -2,9 +2,9 @@
 
 import io
 import json
+import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +28,49 @@ def lm(model: str) -> LanguageModel:
     return load(model)
 
 
+@pytest.mark.parametrize("engine", ["auto", "torch", "numba"])
 def test_the_completion_alone_goes_to_standard_output(
-    model: str, lm: LanguageModel, capsys: pytest.CaptureFixture[str]
+    engine: str, model: str, lm: LanguageModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", model, "Hello", "--max-tokens", "9", "--temperature", "0"]) == 0
+    options = ["--engine", engine, "--max-tokens", "9", "--temperature", "0"]
+    assert main(["generate", model, "Hello", *options]) == 0
     out, err = capsys.readouterr()
     assert out == lm.generate("Hello", max_tokens=9, temperature=0).text + "\n"
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "engine"),
+    [
+        (["--device", "cpu"], "numba"),
+        (["--device", "cpu", "--engine", "torch"], "torch"),
+        (["--device", "cpu", "--dtype", "float64"], "torch"),
+        (["--engine", "numba", "--dtype", "bfloat16"], "numba"),
+    ],
+)
+def test_a_terminal_is_told_which_engine_computed(
+    options: list[str],
+    engine: str,
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["generate", model, "Hello", "--max-tokens", "2", *options]) == 0
+    assert f"ended by length; {engine} engine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--engine", "numba", "--chat", "--json"]])
+def test_a_prompt_is_continued_without_torch(model: str, options: list[str]) -> None:
+    program = "import sys; from armillary.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    command = ["generate", model, "Hello", "--device", "cpu", "--max-tokens", "2", *options]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command], capture_output=True, text=True, check=True
+    )
+    modules = done.stdout.splitlines()[-1].split()
+    assert "armillary.engine.decoder" in modules
+    assert "torch" not in modules
+    assert done.stderr == ""
 
 
 def test_json_has_the_facts_of_each_prompt(
@@ -101,6 +137,9 @@ def test_chat_puts_the_prompt_through_the_template(
         (["x", "--system", "y"], "--chat"),
         (["x", "--dtype", "float8"], "float8"),
         (["x", "--device", "abacus"], "abacus"),
+        (["x", "--engine", "llama"], "llama"),
+        (["x", "--engine", "numba", "--dtype", "float16"], "--engine torch"),
+        (["x", "--engine", "numba", "--device", "cuda"], "--engine torch"),
         (["x" * 300], "window of 256"),
         (["x" * 200, "--max-tokens", "100"], "room for 56"),
         (["\udcff\udcfe"], "Unicode"),
@@ -150,7 +189,10 @@ def test_a_notice_shows_no_control_characters_of_a_file(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hostile = replace(lm, notices=("shard \x1b[31m\nx is not there",))
-    monkeypatch.setattr("armillary.language_model.load", lambda *_, **__: hostile)
+    def load(*_: object, notice: Callable[[str], None], **__: object) -> LanguageModel:
+        notice("shard \x1b[31m\nx is not there")
+        return lm
+
+    monkeypatch.setattr("armillary.language_model.load", load)
     assert main(["generate", model, "Hello", "--max-tokens", "1"]) == 0
     assert capsys.readouterr().err == "note: shard \\x1b[31m x is not there\n"
