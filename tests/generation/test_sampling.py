@@ -90,6 +90,23 @@ def test_top_p_equals_sorting_everything(logits, p):
     assert sampling.top_p(weights, p).tolist() == sorted(expected)
 
 
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
+@pytest.mark.parametrize("equals", [False, True])
+def test_filters_of_a_large_vocabulary_are_those_of_sorting(spread, equals):
+    """Large enough for groups and bins of many tokens, and for bins of one; equals on request."""
+    logits = (spread * np.random.default_rng(3).standard_normal(5003)).astype(np.float32)
+    if equals:
+        logits = np.round(logits, 2 if spread < 1 else 1)
+    order = np.argsort(-logits, kind="stable")
+    for k in (1, 2, 40, 77, 78, 1000):
+        assert sampling.top_k(logits, k).tolist() == sorted(order[:k])
+    assert sampling.likeliest(logits, 20).tolist() == order[:20].tolist()
+    weights = sampling.temperature(logits, 1.0)
+    before = np.cumsum(weights[order]) - weights[order]
+    for p in (1e-300, 0.01, 0.3, 0.9, 0.999):
+        assert sampling.top_p(weights, p).tolist() == sorted(order[before < p * weights.sum()])
+
+
 def test_top_p_takes_the_lower_ids_of_equals():
     assert sampling.top_p(np.ones(4), 0.5).tolist() == [0, 1]
 
