@@ -91,6 +91,17 @@ class PaddedTexts:
         with torch.no_grad():
             return _rows(self._decoder(last, cache=self._cache, logits="last"))
 
+    def steps(self, tokens: Sequence[int]) -> list[NDArray[np.floating[Any]]]:
+        """Take several tokens of a single text in → the logits after each, (V,)."""
+        new = torch.tensor([list(tokens)], device=self._device)
+        with torch.no_grad():
+            logits = self._decoder(new, cache=self._cache)
+        return _rows(logits.transpose(0, 1))
+
+    def take_back(self, count: int) -> None:
+        """Drop the last tokens of a single text."""
+        self._cache.trim(count)
+
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these texts only, in this order."""
         self._cache.reorder(rows)

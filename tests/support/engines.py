@@ -45,11 +45,18 @@ class TextByText:
         return OneText(KVCache(self.config, capacity=capacity, rotary_length=rotary_length))
 
     @torch.no_grad()
-    def take(self, caches: Sequence[OneText], tokens: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    def take(
+        self,
+        caches: Sequence[OneText],
+        tokens: Sequence[Sequence[int]],
+        *,
+        every: bool = False,
+    ) -> list[np.ndarray]:
         self.taken.append([list(new) for new in tokens])
         logits = []
         for text, new in zip(caches, tokens, strict=True):
-            rows = self.decoder(torch.tensor([list(new)]), cache=text.cache, logits="last")
+            wanted = "all" if every else "last"
+            rows = self.decoder(torch.tensor([list(new)]), cache=text.cache, logits=wanted)
             text.tokens += new
             logits.append(rows[0].numpy())
         return logits

@@ -19,6 +19,12 @@ class Texts(Protocol):
     def step(self, tokens: Sequence[int]) -> list[Logits]:
         """Take one more token of each text in → the logits after each, (V,)."""
 
+    def steps(self, tokens: Sequence[int]) -> list[Logits]:
+        """Take several tokens of a single text in → the logits after each, (V,)."""
+
+    def take_back(self, count: int) -> None:
+        """Drop the last tokens of a single text."""
+
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these texts only, in this order."""
 
@@ -65,8 +71,10 @@ class TextDecoder(Protocol[Cache]):
     def new_cache(self, *, capacity: int | None = None, rotary_length: int | None = None) -> Cache:
         """An empty cache."""
 
-    def take(self, caches: Sequence[Cache], tokens: Sequence[Sequence[int]]) -> Sequence[Any]:
-        """Go on with each text → the logits after its last token, (1, V) float32 each."""
+    def take(
+        self, caches: Sequence[Cache], tokens: Sequence[Sequence[int]], *, every: bool = False
+    ) -> Sequence[Any]:
+        """Go on with each text → float32 logits after its last token, (1, V), or each one's."""
 
 
 class TextEngine(Generic[Cache]):
@@ -113,6 +121,16 @@ class SeparateTexts(Generic[Cache]):
     def step(self, tokens: Sequence[int]) -> list[Logits]:
         """See `Texts`."""
         return self._take(self._caches, [[token] for token in tokens])
+
+    def steps(self, tokens: Sequence[int]) -> list[Logits]:
+        """See `Texts`."""
+        (cache,) = self._caches
+        return list(self._decoder.take([cache], [tokens], every=True)[0])
+
+    def take_back(self, count: int) -> None:
+        """See `Texts`."""
+        (cache,) = self._caches
+        cache.trim(count)
 
     def keep(self, rows: Sequence[int]) -> None:
         """See `Texts`."""
