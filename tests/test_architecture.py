@@ -10,7 +10,10 @@ from support.architecture import read_floors, violations
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
-HEAVY = ["torch", "numpy", "pydantic", "transformers", "huggingface_hub", "tokenizers", "jinja2"]
+HEAVY = [
+    *("torch", "numpy", "pydantic", "transformers", "huggingface_hub", "tokenizers", "jinja2"),
+    *("gguf", "yaml", "numba", "llvmlite"),
+]
 
 
 def test_the_source_stands_on_its_floors():
@@ -111,8 +114,9 @@ def test_a_floor_for_something_that_is_not_there_is_found(tmp_path):
         # typer reads a command's options with pydantic.
         ("from armillary.cli import main; main(['generate', '--help'])", ["pydantic"]),
         ("from armillary.cli import main; main(['generate'])", ["pydantic"]),
+        ("import armillary.language_model", ["numpy", "pydantic", "tokenizers"]),
     ],
-    ids=["import", "help", "help of a command", "usage error"],
+    ids=["import", "help", "help of a command", "usage error", "language model"],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(program, allowed):
     program += "\nimport sys; print('\\n', *sys.modules, file=sys.stderr)"

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from armillary.errors import ConfigError
 from armillary.files import without_duplicates
 from armillary.rope_scaling import AnyRopeScaling, Unscaled
-from armillary.strict_yaml import parse_yaml, read_text
 
 Size = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -359,16 +357,22 @@ class DecoderConfig(_Strict):
 
     def to_yaml(self) -> str:
         """`to_dict` as YAML."""
+        import yaml
+
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str, where: str = "config.yaml") -> Self:
         """Raises ConfigError for what is not YAML or describes no decoder."""
+        from armillary.strict_yaml import parse_yaml
+
         return cls.from_dict(_mapping(parse_yaml(text, where), where), where)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """A .json, .yaml or .yml file."""
+        from armillary.strict_yaml import read_text
+
         path = Path(path)
         text = read_text(path)
         if path.suffix == ".json":

@@ -12,7 +12,6 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from armillary.chat import ChatTemplate
 from armillary.checkpoints import open_checkpoint, save_armillary
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.locate import locate
@@ -29,6 +28,7 @@ from armillary.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import torch
 
+    from armillary.chat import ChatTemplate
     from armillary.decoder import Decoder
     from armillary.engine.decoder import EngineDecoder
 
@@ -87,8 +87,10 @@ class LanguageModel:
         return self._engine().new_cache(capacity=capacity, rotary_length=rotary_length)
 
     @property
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> "ChatTemplate":
         """The checkpoint's chat template. Raises UserError when it has none."""
+        from armillary.chat import ChatTemplate
+
         if self.tokenizer.chat_template is None:
             raise UserError("this model has no chat template; use generate with a plain prompt")
         return ChatTemplate(self.tokenizer.chat_template, self.tokenizer)

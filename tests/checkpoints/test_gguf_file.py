@@ -7,7 +7,8 @@ import gguf
 import numpy as np
 import pytest
 
-from armillary.checkpoints.gguf_file import read_gguf_file
+from armillary.checkpoints.gguf_file import ENCODINGS, read_gguf_file
+from armillary.checkpoints.tensors import BLOCKS
 from armillary.errors import CheckpointError
 from support.gguf_bytes import TYPES, array, entry, gguf_bytes, pair, string
 from support.memory import allocates_less_than
@@ -206,3 +207,11 @@ def test_what_the_library_writes_is_read_exactly(tmp_path, encoding):
     tensor = found.tensors["w"]
     assert (tensor.encoding, tensor.shape) == (encoding, (5, 64))
     np.testing.assert_array_equal(tensor.to_float32(), gguf.quants.dequantize(packed, kind))
+
+
+def test_the_commonest_types_are_those_of_the_gguf_library():
+    """They stand in our own tables too, so that most files are read without it."""
+    for number, name in ENCODINGS.items():
+        assert gguf.GGMLQuantizationType(number).name == name
+    for name, sizes in BLOCKS.items():
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == sizes

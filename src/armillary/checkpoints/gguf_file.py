@@ -6,11 +6,12 @@ bytes that are left before anything is allocated. Knows nothing of models. Sourc
 """
 
 import math
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +21,10 @@ from armillary.files import map_file
 
 MAGIC = b"GGUF"
 _MAX_DIMENSIONS = 4
+ENCODINGS = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 30: "BF16"}
+"""The commonest types by their numbers."""
 _STRING, _ARRAY, _BOOL = 8, 9, 7
+_UINT64 = struct.Struct("<Q")
 _NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
@@ -139,9 +143,23 @@ class _Cursor:
         if kind == _ARRAY:
             raise self.fault(f"{key!r:.80} is an array of arrays, which is not supported")
         if kind == _STRING:
-            what = f"an item of {key!r:.80}"
-            return [self.string(what) for _ in range(count)]
+            return list(self._strings(count, f"an item of {key!r:.80}"))
         return self._numbers(key, kind, count)
+
+    def _strings(self, count: int, what: str) -> Iterator[str]:
+        """Read many, without a call for each: a vocabulary has a hundred thousand."""
+        data, end = self._data, len(self._data)
+        for _ in range(count):
+            begin = self.position + 8
+            stop = begin + _UINT64.unpack_from(data, self.position)[0] if begin <= end else end + 1
+            try:
+                text = str(data[begin:stop], "utf-8") if stop <= end else None
+            except UnicodeDecodeError:
+                text = None
+            if text is None:
+                text = self.string(what)  # which says what is wrong
+            self.position = stop
+            yield text
 
     def _numbers(self, key: str, kind: int, count: int) -> list[object]:
         if kind not in _NUMBERS:
@@ -175,7 +193,7 @@ class _TensorEntry:
     ) -> StoredTensor:
         where = f"{path}: tensor {self.name!r:.80}"
         try:
-            encoding = gguf.GGMLQuantizationType(self.kind).name
+            encoding = ENCODINGS.get(self.kind) or _encoding(self.kind)
         except ValueError as error:
             raise CheckpointError(f"{where} has the unknown type {self.kind}") from error
         try:
@@ -193,6 +211,13 @@ class _TensorEntry:
                 f"{begin}, the file has {data.size} bytes; fetch it again"
             )
         return StoredTensor(self.name, self.shape, encoding, data[begin : begin + size], str(path))
+
+
+def _encoding(kind: int) -> str:
+    """The name of a type that is not among the commonest. Raises ValueError for none."""
+    import gguf
+
+    return str(gguf.GGMLQuantizationType(kind).name)
 
 
 def _check_overlap(

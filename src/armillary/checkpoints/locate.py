@@ -6,13 +6,15 @@ The one place that turns a name into a file or directory; everything behind it t
 import difflib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from armillary.checkpoints.download import Progress
-from armillary.checkpoints.packaged import ALIASES, locate_packaged
 from armillary.errors import UserError
 
+if TYPE_CHECKING:
+    from armillary.checkpoints.download import Progress
 
-def locate(name: str | Path, *, progress: Progress | None = None) -> Path:
+
+def locate(name: str | Path, *, progress: "Progress | None" = None) -> Path:
     """Return the directory or file that `name` means, fetching it when it is not here.
 
     `name` is, in this order: a directory or file, whatever is in it; an alias (see `ALIASES`); a
@@ -26,6 +28,8 @@ def locate(name: str | Path, *, progress: Progress | None = None) -> Path:
         return Path(text)
     if os.path.isfile(text):
         return Path(text)
+    from armillary.checkpoints.packaged import ALIASES, locate_packaged
+
     if text in ALIASES:
         (path,) = locate_packaged(text, ALIASES[text], cache_directory() / "models", progress)
         return path
@@ -56,6 +60,8 @@ def _may_be_on_the_hub(name: str) -> bool:
 
 
 def _not_found(name: str) -> str:
+    from armillary.checkpoints.packaged import ALIASES
+
     if not name:
         return f"no model is named; give an alias ({', '.join(ALIASES)}), a path or a Hub id"
     if "\0" not in name and os.path.lexists(name):

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +26,8 @@ _PLAIN: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
+# The commonest blocks' elements and bytes: the gguf library, which has all, is imported for others.
+BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
 
 
 @functools.cache
@@ -38,6 +39,10 @@ def block_size(encoding: str) -> tuple[int, int]:
     """
     if encoding in _PLAIN:
         return 1, _PLAIN[encoding].itemsize
+    if encoding in BLOCKS:
+        return BLOCKS[encoding]
+    import gguf
+
     kind = gguf.GGMLQuantizationType.__members__.get(encoding)
     if kind is not None:
         elements, size = gguf.GGML_QUANT_SIZES[kind]
@@ -184,6 +189,8 @@ def _decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
         return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
     if encoding in _PLAIN:
         return np.asarray(rows.view(_PLAIN[encoding]).astype(np.float32))
+    import gguf
+
     # The library cuts its input into many views, which a memory-map makes slow.
     numbers = gguf.quants.dequantize(rows.view(np.ndarray), gguf.GGMLQuantizationType[encoding])
     return np.asarray(numbers, dtype=np.float32)

@@ -8,6 +8,7 @@ from armillary.cli._options import Interrupted, progress_console
 from armillary.wording import bytes_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -79,33 +80,12 @@ class TransferProgress:
     """
 
     def __init__(self) -> None:
-        self._console = progress_console()
+        self._console: Console | None = None  # made when there is something to show
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}
-        self._reported = False
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
-
-            self._bars = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-            )
-            self._bars.start()
         return self
 
     def __exit__(
@@ -116,24 +96,52 @@ class TransferProgress:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
-        if kind is KeyboardInterrupt and self._reported:
+        if kind is KeyboardInterrupt and self._console is not None:
             raise Interrupted("what has come so far is kept; the same command goes on from it")
 
     def report(self, what: str, done: int, total: int | None) -> None:
         """Show that `done` bytes of `total` of `what` are here; with neither, just say `what`."""
-        self._reported = True
+        if self._console is None:
+            self._console = progress_console()
+            self._bars = self._started(self._console)
         if self._bars is None or (not done and total is None):
-            self._print_now_and_then(what, done, total)
+            self._print_now_and_then(self._console, what, done, total)
             return
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._tasks[what], completed=done, total=total)
 
-    def _print_now_and_then(self, what: str, done: int, total: int | None) -> None:
+    def _started(self, console: "Console") -> "Progress | None":
+        if not console.is_terminal:
+            return None
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        bars.start()
+        return bars
+
+    def _print_now_and_then(
+        self, console: "Console", what: str, done: int, total: int | None
+    ) -> None:
         now = time.monotonic()
         last = self._last_line.get(what)
         if last is not None and now - last < SECONDS_BETWEEN_LINES and done != total:
             return
         self._last_line[what] = now
         amount = "" if total is None else f": {bytes_text(done)} of {bytes_text(total)}"
-        self._console.print(f"{what}{amount}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{what}{amount}", markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """The options of `generate` and `chat` that concern loading and sampling, and what they come to."""
 
 from contextlib import nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -128,15 +129,19 @@ def load_model(
     """Find, fetch if need be, and load a model, with progress and notices on standard error."""
     from armillary.checkpoints.locate import locate
     from armillary.cli._progress import TransferProgress
+    from armillary.engine_choice import choose_engine
 
+    chosen = choose_engine(engine, device, dtype)
     with TransferProgress() as progress:
         path = locate(model, progress=progress.report)
-    console = progress_console()
+    console = cache(progress_console)  # made when there is something to say: it takes a moment
 
     def say(notice: str) -> None:
-        console.print(f"note: {one_line(notice)}", markup=False, highlight=False, soft_wrap=True)
+        line = f"note: {one_line(notice)}"
+        console().print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with console.status(f"loading {model}") if console.is_terminal else nullcontext():
+    slow = chosen == "torch" and console().is_terminal
+    with console().status(f"loading {model}") if slow else nullcontext():
         from armillary.language_model import load
 
         return load(

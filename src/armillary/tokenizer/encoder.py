@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 from armillary.errors import CheckpointError, UserError
 from armillary.tokenizer.definition import is_byte_level, pieces
 
+_BPE_OPTIONS = (
+    *("vocab", "merges", "dropout", "unk_token", "continuing_subword_prefix"),
+    *("end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges"),
+)
 Places = NDArray[np.int64]
 
 _PRIVATE = 0x10F000  # a private plane of Unicode: no case, no normal form, never in a vocabulary
@@ -70,7 +74,7 @@ class Encoder:
         }
         self._missing = _missing_bytes(texts) if is_byte_level(model) else frozenset()
         try:
-            self._library = tokenizers.Tokenizer.from_str(json.dumps(working))
+            self._library = _library(working)
         except Exception as error:  # the library raises nothing narrower
             message = str(error).splitlines()[0]
             raise CheckpointError(f"{where}: cannot be built: {message}") from error
@@ -120,6 +124,30 @@ class Encoder:
                 f"the tokenizer has no token for byte 0x{min(absent):02X}, which the text holds"
             )
         return text
+
+
+def _library(working: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The library's tokenizer of a tokenizer.json; a BPE vocabulary is handed over as it is.
+
+    Writing it as text and reading it again would take most of the time.
+    """
+    inner = working["model"]
+    if inner.get("type", "BPE") != "BPE":
+        return tokenizers.Tokenizer.from_str(json.dumps(working))
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    library = tokenizers.Tokenizer.from_str(
+        json.dumps({**working, "model": empty, "added_tokens": []})
+    )
+    library.model = tokenizers.models.BPE(
+        **{name: inner[name] for name in _BPE_OPTIONS if inner.get(name) is not None}
+    )
+    library.add_tokens(
+        [
+            tokenizers.AddedToken(**{name: v for name, v in token.items() if name != "id"})
+            for token in working["added_tokens"]
+        ]
+    )
+    return library
 
 
 def _habits(token: Mapping[str, Any]) -> tuple[bool, bool]:

@@ -1,5 +1,6 @@
 """The tokenizer that the rest of the library sees."""
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ class Tokenizer:
         self._space_prefix = space_prefix(model)
         self._encoder = Encoder(model, self._controls, definition.where)
         self._prefix = definition.prefix
-        self._json = json.dumps(model, ensure_ascii=False)
+        self._model = model
 
         ids = {text: index for index, text in self._pieces.items()}
         self.named_tokens: dict[str, str] = dict(definition.names)
@@ -183,6 +184,11 @@ class Tokenizer:
         with write_atomically(directory / "tokenizer.json") as file:
             file.write(self._json.encode())
         write_json(directory / "tokenizer_config.json", self._config())
+
+    @functools.cached_property
+    def _json(self) -> str:
+        """The content of a tokenizer.json."""
+        return json.dumps(self._model, ensure_ascii=False)
 
     def _config(self) -> dict[str, Any]:
         config: dict[str, Any] = {
