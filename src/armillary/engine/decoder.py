@@ -74,13 +74,12 @@ class EngineDecoder:
         for cache, new in zip(caches, tokens, strict=True):
             cache.reserve(len(new))
         again = [self._begin(cache, new) for cache, new in zip(caches, tokens, strict=True)]
-        work = [
-            (text, token)
-            for text, whole in enumerate(again)
-            for token in whole
+        work = [(text, token) for text, whole in enumerate(again) for token in whole]
+        # Of each text, the first token whose logits are wanted.
+        wanted = [
+            len(whole) - (len(new) if every else 1)
+            for whole, new in zip(again, tokens, strict=True)
         ]
-        firsts = [len(whole) - len(new) for whole, new in zip(again, tokens, strict=True)]
-        wanted = [max(first, 0) if every else len(whole) - 1 for first, whole in zip(firsts, again, strict=True)]
         results: list[list[NDArray[np.float32]]] = [[] for _ in caches]
         seen = [0] * len(caches)
         for start in range(0, len(work), ROWS):
@@ -114,9 +113,7 @@ class EngineDecoder:
             place = cache.length
             inputs.tokens[row], inputs.places[row] = token, place
             inputs.lengths[row], inputs.room[row] = place + 1, cache.room
-            for layer in range(self.config.n_layers):
-                inputs.keys[layer, row] = cache.keys[layer].ctypes.data
-                inputs.values[layer, row] = cache.values[layer].ctypes.data
+            inputs.keys[:, row], inputs.values[:, row] = cache.addresses
             for which, angles in enumerate(self._angles):
                 angles.write(
                     place, cache.filled_at, inputs.cos[which][row], inputs.sin[which][row]
@@ -137,7 +134,8 @@ class EngineDecoder:
         if len(caches) != len(tokens) or len({id(cache) for cache in caches}) != len(caches):
             raise ValueError(f"{len(tokens)} texts for {len(caches)} caches; give each its own")
         for cache, new in zip(caches, tokens, strict=True):
-            if cache.config != self.config or cache.stored != self.stored:
+            same = cache.config is self.config or cache.config == self.config
+            if not same or cache.stored != self.stored:
                 raise ValueError("a cache was made for another decoder; make one with new_cache")
             end = cache.length + len(new)
             if self.config.position_table == "learned" and end > self.config.max_positions:
