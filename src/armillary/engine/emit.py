@@ -134,8 +134,8 @@ class Emit:
         return self.builder.fadd(a, b)
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        """a · b + c."""
-        return self.call(f"llvm.fma.{_suffix(c.type)}", c.type, [a, b, c])
+        """a · b + c, rounded once where the machine has an instruction for that."""
+        return self.call(f"llvm.fmuladd.{_suffix(c.type)}", c.type, [a, b, c])
 
     def sum(self, a: ir.Value) -> ir.Value:
         """All lanes of a float vector, added in any order."""
