@@ -6,9 +6,11 @@ that engines can take turns on the same machine and each one's peak memory is it
     {"do": "prefill", "tokens": […]}            → {"seconds": s}
     {"do": "decode", "tokens": […], "new": n}   → {"seconds": s of n steps, "ids": […]}
     {"do": "batch", "prompts": […], "new": n}   → {"seconds": s of n steps of all}
+    {"do": "guess", "tokens": […], "new": n, "seed": s or null, "speculate": bool}
+                                                → {"seconds": s of n − 1 tokens, "ids": […]}
     {"do": "memory"}                            → {"peak_bytes": b}
 
-Greedy throughout; the prompt's own time is not part of "decode", and a prompt that is asked for
+Greedy, but for "guess" with a seed; the prompt's own time is not part of "decode", and a prompt that is asked for
 again at once is not taken in again.
 """
 
@@ -34,18 +36,14 @@ class Engine(Protocol):
 
 
 class Armillary:
-    """The engine for the CPU. `dtype` is that of the weights, "stored" for those of the file."""
+    """The engine for the CPU. `dtype` is that of the weights, "auto" for those of the file."""
 
     def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
-        from armillary.checkpoints import open_checkpoint
-        from armillary.engine.decoder import EngineDecoder
+        from armillary.language_model import load
 
-        del context
-        checkpoint = open_checkpoint(path)
-        width: Any = "stored" if dtype == "stored" else dtype
-        self._decoder = EngineDecoder(
-            checkpoint.config, checkpoint.tensors, width=width, threads=threads
-        )
+        del threads, context
+        self._lm = load(path, engine="numba", dtype=dtype)
+        self._decoder = self._lm.decoder
         self._cache: Any = None
 
     def prefill(self, tokens: Sequence[int]) -> int:
@@ -68,6 +66,18 @@ class Armillary:
             logits = self._decoder.take(caches, [[token] for token in last])
             last = [int(each[-1].argmax()) for each in logits]
         return time.perf_counter() - started
+
+    def guess(
+        self, tokens: Sequence[int], new: int, seed: int | None, speculate: bool
+    ) -> tuple[float, list[int]]:
+        """Seconds for all of `new` tokens but the first, with or without guesses, and the tokens."""
+        how = {"temperature": 0.0} if seed is None else {"seed": seed, "temperature": 1.0}
+        options = {**how, "max_tokens": new, "ignore_eos": True, "speculate": speculate}
+        events = self._lm.stream(list(tokens), **options)
+        ids = [next(events).token_id]
+        started = time.perf_counter()
+        ids += [event.token_id for event in events]
+        return time.perf_counter() - started, ids
 
     def _take(self, tokens: Sequence[int]) -> int:
         return int(self._decoder.take([self._cache], [list(tokens)])[0][-1].argmax())
@@ -210,6 +220,13 @@ class Worker:
         asked = [list(prompt) for prompt in prompts]
         return float(self._ask(do="batch", prompts=asked, new=new)["seconds"])
 
+    def guess(
+        self, tokens: Sequence[int], new: int, seed: int | None, *, speculate: bool
+    ) -> tuple[float, list[int]]:
+        """Seconds for all of `new` tokens but the first, with or without guesses; the tokens."""
+        answer = self._ask(do="guess", tokens=list(tokens), new=new, seed=seed, speculate=speculate)
+        return float(answer["seconds"]), answer["ids"]
+
     def memory(self) -> int:
         """The process's peak of resident memory in bytes."""
         return int(self._ask(do="memory")["peak_bytes"])
@@ -255,6 +272,10 @@ class Server:
             return {"peak_bytes": _peak_bytes()}
         if what == "batch":
             return {"seconds": self._engine.batch(request["prompts"], request["new"])}
+        if what == "guess":
+            wanted = ("tokens", "new", "seed", "speculate")
+            seconds, ids = self._engine.guess(*(request[name] for name in wanted))
+            return {"seconds": seconds, "ids": ids}
         if what == "prefill":
             return {"seconds": self._prefill(request["tokens"])}
         if request["tokens"] != self._prompt:

@@ -1,7 +1,7 @@
 """Generation with SmolLM2-135M on the CPU beside llama.cpp and transformers, in one run.
 
     python benchmarks/generate.py                     everything
-    python benchmarks/generate.py --only decode       one part: decode, prefill, batch, first
+    python benchmarks/generate.py --only decode       one part: decode, prefill, batch, guess, first
     python benchmarks/generate.py --widths f32,q8_0   some widths
     python benchmarks/generate.py --quick             fewer repeats, shorter prompts
 
@@ -31,7 +31,7 @@ from protocol import Row, finish, note, parser
 THREADS = 2
 CONTEXT = 8192 + 256
 TEXT_MODULES = ("argparse.py", "ast.py", "datetime.py")
-PARTS = ("decode", "prefill", "batch", "first")
+PARTS = ("decode", "prefill", "batch", "guess", "first")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Run:
                 ("decode", self._decode),
                 ("prefill", self._prefill),
                 ("batch", self._batch),
+                ("guess", self._guess),
             ):
                 if part in self.parts:
                     note(f"{width.name}: {part}")
@@ -93,7 +94,7 @@ class Run:
 
     def _workers(self, width: Width, path: Path) -> list[Worker]:
         """Ours first."""
-        workers = [Worker("armillary", path, "stored", THREADS, CONTEXT)]
+        workers = [Worker("armillary", path, "auto", THREADS, CONTEXT)]
         if _has("llama_cpp"):
             workers.append(Worker("llama.cpp", path, "", THREADS, CONTEXT))
         if width.torch is not None and _has("transformers"):
@@ -187,7 +188,7 @@ class Run:
         return rows
 
     def _batch(self, width: Width, path: Path) -> list[Row]:
-        worker = Worker("armillary", path, "stored", THREADS, CONTEXT)
+        worker = Worker("armillary", path, "auto", THREADS, CONTEXT)
         try:
             prompts = [self.prompts[0][at : at + 64] for at in range(0, 512, 64)]
             new = 64
@@ -210,6 +211,44 @@ class Run:
                 goal=3.0,
             )
         ]
+
+    def _guess(self, width: Width, path: Path) -> list[Row]:
+        """Guesses from the text itself: code that is written again, and prose that never is."""
+        code = self.prompts[0][:400]
+        texts = {
+            "code written again": ([*code, *code[:80]], None, 1.8),
+            "sampled prose": (self.prompts[2][:64], 1, 0.97),
+        }
+        worker = Worker("armillary", path, "auto", THREADS, CONTEXT)
+        rows = []
+        try:
+            for name, (prompt, seed, goal) in texts.items():
+                taken: dict[bool, list[float]] = {False: [], True: []}
+                new = 256
+                for turn in range(self.repeats + 1):
+                    answers = {
+                        guesses: worker.guess(prompt, new, seed, speculate=guesses)
+                        for guesses in taken
+                    }
+                    if answers[False][1] != answers[True][1]:
+                        note(f"  {name}: guesses have changed the text")
+                    if turn:
+                        for guesses, (seconds, _) in answers.items():
+                            taken[guesses].append((new - 1) / seconds)
+                rate = {guesses: statistics.median(each) for guesses, each in taken.items()}
+                rows.append(
+                    Row(
+                        f"{width.name}: {name}, guessed",
+                        rate[True],
+                        "without guesses",
+                        rate[False],
+                        "tokens/s",
+                        goal=goal,
+                    )
+                )
+        finally:
+            worker.close()
+        return rows
 
 
 def _first_token(width: Width, path: Path, repeats: int) -> list[Row]:

@@ -23,6 +23,7 @@ from armillary.generation.batch import generate
 from armillary.generation.decode import FinishReason, TokenEvent, TokenLogprob
 from armillary.generation.engine import Engine, TextDecoder, TextEngine
 from armillary.generation.sampling import SamplingConfig
+from armillary.generation.speculation import DraftProposer, Proposer, SuffixProposer
 from armillary.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -106,8 +107,11 @@ class LanguageModel:
         """Continue a prompt (a text or token ids), or each of a list of prompts as one batch.
 
         `options` are those of SamplingConfig: max_tokens, temperature, top_k, top_p, min_p,
-        repetition_penalty, seed, stop, logprobs, ignore_eos; and `cache`, one of `new_cache` to
-        go on from (one prompt only). A batch gives each prompt the text that it gets alone.
+        repetition_penalty, seed, stop, logprobs, ignore_eos. For one prompt only: `cache`, one of
+        `new_cache` to go on from; `speculate`, whether to guess at what comes next from the text
+        itself, or `draft`, a smaller LanguageModel of the same vocabulary to guess with, which
+        makes the text sooner and changes nothing of it. A batch gives each prompt the text that it
+        gets alone.
         Raises UserError for options out of range, an empty prompt, or one too long.
         """
         prompts = _as_batch(prompt)
@@ -178,10 +182,33 @@ class LanguageModel:
     ) -> Iterator[TokenEvent]:
         options = dict(options)
         cache = options.pop("cache", None)
+        speculate, draft = options.pop("speculate", False), options.pop("draft", None)
         configs = [self.sampling(len(prompt), options) for prompt in prompts]
+        proposer: Proposer | None = None
+        if draft is not None:
+            proposer = self._drafted(draft)
+        elif speculate:
+            proposer = SuffixProposer()
         return generate(
-            self._engine(), self.tokenizer, prompts, configs, eos_ids=self.eos_ids, cache=cache
+            self._engine(),
+            self.tokenizer,
+            prompts,
+            configs,
+            eos_ids=self.eos_ids,
+            cache=cache,
+            proposer=proposer,
         )
+
+    def _drafted(self, draft: "LanguageModel") -> Proposer:
+        """Guesses of another model. Raises UserError when its tokens are not this one's."""
+        here, there = self.tokenizer, draft.tokenizer
+        size = min(here.vocab_size, there.vocab_size)
+        same = here.vocab_size == there.vocab_size and all(
+            here.token_bytes(token) == there.token_bytes(token) for token in range(size)
+        )
+        if not same:
+            raise UserError("the draft has another vocabulary than the model; take one of its own")
+        return DraftProposer(draft._engine(), self.config.vocab_size)
 
     def _engine(self) -> Engine:
         if self.engine == "numba":

@@ -13,6 +13,7 @@ from armillary.cli import main
 from armillary.errors import UserError
 from armillary.generation.decode import TokenEvent
 from armillary.language_model import LanguageModel, load
+from armillary.tokenizer import Tokenizer
 from support.tiny_model import tiny_model
 
 
@@ -37,6 +38,38 @@ def test_the_completion_alone_goes_to_standard_output(
     out, err = capsys.readouterr()
     assert out == lm.generate("Hello", max_tokens=9, temperature=0).text + "\n"
     assert err == ""
+
+
+@pytest.mark.parametrize("engine", ["torch", "numba"])
+@pytest.mark.parametrize("how", ["--speculate", "--draft"])
+def test_guesses_leave_the_text_as_it_is(
+    how: str, engine: str, model: str, lm: LanguageModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guesses = [how, model] if how == "--draft" else [how]
+    options = ["--engine", engine, "--max-tokens", "30", "--seed", "4", "--dtype", "float32"]
+    assert main(["generate", model, "ab ab ab ab", *options, *guesses]) == 0
+    expected = lm.generate("ab ab ab ab", max_tokens=30, seed=4).text
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_a_draft_with_other_tokens_is_refused(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tiny_model(tmp_path / "tokenizer")
+    other.tokenizer = Renamed(other.tokenizer)
+    lm = load(model)
+    with pytest.raises(UserError, match="another vocabulary"):
+        lm.generate("Hello", draft=other)
+
+
+class Renamed:
+    """A tokenizer one of whose tokens stands for something else."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"?" if token_id == 7 else self._tokenizer.token_bytes(token_id)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +168,7 @@ def test_chat_puts_the_prompt_through_the_template(
         (["x", "--logprobs", "3"], "--json"),
         (["x", "--logprobs", "99", "--json"], "logprobs"),
         (["x", "--system", "y"], "--chat"),
+        (["x", "y", "--speculate"], "for one prompt"),
         (["x", "--dtype", "float8"], "float8"),
         (["x", "--device", "abacus"], "abacus"),
         (["x", "--engine", "llama"], "llama"),

@@ -28,9 +28,7 @@ def assert_same(ours, theirs, atol):
 
 
 def run(engine, config, proposer=None, cache=None):
-    return list(
-        generate(engine, Letters(), [PROMPT], [config], proposer=proposer, cache=cache)
-    )
+    return list(generate(engine, Letters(), [PROMPT], [config], proposer=proposer, cache=cache))
 
 
 class Scripted:

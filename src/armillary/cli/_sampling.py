@@ -86,6 +86,23 @@ Stop = Annotated[
         show_default=False,
     ),
 ]
+Speculate = Annotated[
+    bool,
+    typer.Option(
+        "--speculate",
+        help="Guess from the text itself what comes next: the same text, sooner where it repeats.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Guess with a smaller model of the same vocabulary: the same text, sooner.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
 Engine = Annotated[
     str,
     typer.Option(

@@ -10,12 +10,14 @@ import typer
 from armillary.cli._options import Debug, IgnoreKey, Json, Model, dim, print_json, utf8
 from armillary.cli._sampling import (
     Device,
+    Draft,
     Dtype,
     Engine,
     MaxTokens,
     MinP,
     RepetitionPenalty,
     Seed,
+    Speculate,
     Stop,
     Temperature,
     TopK,
@@ -93,6 +95,8 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    speculate: Speculate = False,
+    draft: Draft = None,
     engine: Engine = "auto",
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -127,8 +131,14 @@ def generate(
     )
     if logprobs is not None and not json:
         raise UserError("--logprobs are shown with --json only; give --json as well")
+    if len(prompts) > 1 and (speculate or draft is not None):
+        raise UserError("--speculate and --draft are for one prompt; leave them out")
     _check(options)
     lm = load_model(model, dtype, device, ignore_key, engine)
+    if draft is not None:
+        options["draft"] = load_model(draft, dtype, device, None, engine)
+    elif speculate:
+        options["speculate"] = True
     ids = [_ids(lm, text, chat, system) for text in prompts]
     if json or len(ids) > 1:
         _together(lm, prompts, ids, options, json)
