@@ -41,6 +41,7 @@ class TextCache:
         self.room = 0
         self.keys: list[NDArray[np.generic]] = []
         self.values: list[NDArray[np.generic]] = []
+        self.addresses = np.zeros((2, config.n_layers), np.int64)
         self._take(CHUNK if capacity is None else capacity)
 
     @property
@@ -78,6 +79,7 @@ class TextCache:
         other.tokens, other.filled_at, other.room = list(self.tokens), self.filled_at, self.room
         other.keys = [part.copy() for part in self.keys]
         other.values = [part.copy() for part in self.values]
+        other._locate()
         return other
 
     def _take(self, tokens: int) -> None:
@@ -94,3 +96,10 @@ class TextCache:
             for layer, held in zip(new, before, strict=False):
                 layer[:, : held.shape[1]] = held
         self.room = room
+        self._locate()
+
+    def _locate(self) -> None:
+        """Note where the keys and values of each layer lie."""
+        self.addresses[:] = [
+            [part.ctypes.data for part in parts] for parts in (self.keys, self.values)
+        ]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from armillary.checkpoints.parameters import check_filled, parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
@@ -20,6 +21,11 @@ def _quiet(_: str) -> None:
     """For who wants no notices."""
 
 
+def _all_float32(tensors: Mapping[str, StoredTensor], width: Width) -> bool:
+    stored = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) == 2}
+    return width == "float32" or (width == "stored" and stored <= {"F32", "F64"})
+
+
 class EngineDecoder:
     """Computes a configuration with the tensors of a checkpoint, in place where it can.
 
@@ -27,6 +33,7 @@ class EngineDecoder:
     of 32), or brought to float32 or bfloat16. `cache` is the type that keys and values are kept in;
     float32 where matrices are, else bfloat16. `threads`: the physical cores when None. `notice` is
     told what a person may want to know: that kernels are compiled, which weights have none.
+    Raises CheckpointError for missing, extra or misshapen tensors, naming them.
     """
 
     def __init__(
@@ -39,8 +46,10 @@ class EngineDecoder:
         threads: int | None = None,
         notice: Callable[[str], None] = _quiet,
     ) -> None:
+        # Kernels read as many bytes as the configuration says, whatever there is.
+        check_filled(parameter_shapes(config), tensors)
         self.config = config
-        self.stored: Stored = cache or ("F32" if width == "float32" else "BF16")
+        self.stored: Stored = cache or ("F32" if _all_float32(tensors, width) else "BF16")
         if any(layer.attention.d_head % 2 for layer in config.layers):
             self.stored = "F32"
         code = library(notice)
@@ -74,13 +83,12 @@ class EngineDecoder:
         for cache, new in zip(caches, tokens, strict=True):
             cache.reserve(len(new))
         again = [self._begin(cache, new) for cache, new in zip(caches, tokens, strict=True)]
-        work = [
-            (text, token)
-            for text, whole in enumerate(again)
-            for token in whole
+        work = [(text, token) for text, whole in enumerate(again) for token in whole]
+        # Of each text, the first token whose logits are wanted.
+        wanted = [
+            len(whole) - (len(new) if every else 1)
+            for whole, new in zip(again, tokens, strict=True)
         ]
-        firsts = [len(whole) - len(new) for whole, new in zip(again, tokens, strict=True)]
-        wanted = [max(first, 0) if every else len(whole) - 1 for first, whole in zip(firsts, again, strict=True)]
         results: list[list[NDArray[np.float32]]] = [[] for _ in caches]
         seen = [0] * len(caches)
         for start in range(0, len(work), ROWS):
@@ -114,9 +122,7 @@ class EngineDecoder:
             place = cache.length
             inputs.tokens[row], inputs.places[row] = token, place
             inputs.lengths[row], inputs.room[row] = place + 1, cache.room
-            for layer in range(self.config.n_layers):
-                inputs.keys[layer, row] = cache.keys[layer].ctypes.data
-                inputs.values[layer, row] = cache.values[layer].ctypes.data
+            inputs.keys[:, row], inputs.values[:, row] = cache.addresses
             for which, angles in enumerate(self._angles):
                 angles.write(
                     place, cache.filled_at, inputs.cos[which][row], inputs.sin[which][row]
@@ -137,7 +143,8 @@ class EngineDecoder:
         if len(caches) != len(tokens) or len({id(cache) for cache in caches}) != len(caches):
             raise ValueError(f"{len(tokens)} texts for {len(caches)} caches; give each its own")
         for cache, new in zip(caches, tokens, strict=True):
-            if cache.config != self.config or cache.stored != self.stored:
+            same = cache.config is self.config or cache.config == self.config
+            if not same or cache.stored != self.stored:
                 raise ValueError("a cache was made for another decoder; make one with new_cache")
             end = cache.length + len(new)
             if self.config.position_table == "learned" and end > self.config.max_positions:

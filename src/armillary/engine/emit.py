@@ -65,6 +65,20 @@ class Emit:
         with cgutils.for_range(self.builder, self.int(count)) as loop:
             yield loop.index
 
+    def where(
+        self, condition: ir.Value, there: Callable[[], ir.Value], otherwise: ir.Value
+    ) -> ir.Value:
+        """What `there` emits, where a whole number is not 0; it is not done elsewhere."""
+        b = self.builder
+        before = b.block
+        with b.if_then(b.icmp_signed("!=", condition, self.int(0))):
+            value = there()
+            taken = b.block
+        chosen = b.phi(otherwise.type)
+        chosen.add_incoming(value, taken)
+        chosen.add_incoming(otherwise, before)
+        return chosen
+
     # Memory.
 
     def load(self, kind: ir.Type, address: ir.Value, offset: int = 0) -> ir.Value:
@@ -120,8 +134,8 @@ class Emit:
         return self.builder.fadd(a, b)
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        """a · b + c."""
-        return self.call(f"llvm.fma.{_suffix(c.type)}", c.type, [a, b, c])
+        """a · b + c, rounded once where the machine has an instruction for that."""
+        return self.call(f"llvm.fmuladd.{_suffix(c.type)}", c.type, [a, b, c])
 
     def sum(self, a: ir.Value) -> ir.Value:
         """All lanes of a float vector, added in any order."""

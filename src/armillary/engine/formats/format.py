@@ -1,6 +1,7 @@
 """What kernels ask of a number format."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from llvmlite import ir
@@ -32,13 +33,13 @@ class Format(ABC):
         self,
         e: Emit,
         machine: Machine,
-        weights: ir.Value,
+        weights: Sequence[ir.Value],
         x: ir.Value,
         stride: ir.Value,
         k: ir.Value,
         rows: int,
-    ) -> list[ir.Value]:
-        """A row of k weights times `rows` rows of activations that lie `stride` bytes apart."""
+    ) -> list[list[ir.Value]]:
+        """Rows of k weights, each times `rows` rows of activations that lie `stride` bytes apart."""
 
     @abstractmethod
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:

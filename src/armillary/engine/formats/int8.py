@@ -22,32 +22,46 @@ def row_bytes(k: int) -> int:
 
 
 class Rows:
-    """Rows of activations, and what has been added up for each."""
+    """Rows of activations, as a loop over their groups reads them."""
 
     def __init__(self, e: Emit, x: ir.Value, stride: ir.Value, k: ir.Value, rows: int) -> None:
-        self.e = e
+        self.e, self.count = e, rows
         self.starts = [e.add(x, e.mul(stride, row)) for row in range(rows)]
         self.scales = [e.add(start, k) for start in self.starts]
         self.sums = [e.add(scale, e.mul(e.div(k, GROUP), 4)) for scale in self.scales]
-        self.totals = [e.variable(e.constant(0.0, _FLOATS)) for _ in range(rows)]
-        self.offsets = [e.variable(e.constant(0.0, F32)) for _ in range(rows)]
 
     def bytes(self, row: int, group: ir.Value) -> ir.Value:
         """The q of a group."""
         return self.e.load(_BYTES, self.e.add(self.starts[row], self.e.mul(group, GROUP)))
 
-    def add(self, row: int, group: ir.Value, products: ir.Value, scale: ir.Value) -> None:
-        """Add scale · s · the sum of the products, given in 8 lanes, to a row's total."""
-        e, total = self.e, self.totals[row]
-        s = e.load(F32, e.add(self.scales[row], e.mul(group, 4)))
-        both = e.builder.fmul(scale, e.splat(s, LANES))
-        total.set(e.fma(e.builder.sitofp(products, _FLOATS), both, total.get()))
+    def scale(self, row: int, group: ir.Value) -> ir.Value:
+        """The s of a group, in 8 lanes."""
+        s = self.e.load(F32, self.e.add(self.scales[row], self.e.mul(group, 4)))
+        return self.e.splat(s, LANES)
 
-    def add_offset(self, row: int, group: ir.Value, offset: ir.Value) -> None:
-        """Add offset · s·Σq to a row's total: what the group would give for equal weights."""
-        e, total = self.e, self.offsets[row]
-        each = e.load(F32, e.add(self.sums[row], e.mul(group, 4)))
-        total.set(e.fma(offset, each, total.get()))
+    def sum(self, row: int, group: ir.Value) -> ir.Value:
+        """The s·Σq of a group: its product with weights that are all 1."""
+        return self.e.load(F32, self.e.add(self.sums[row], self.e.mul(group, 4)))
+
+
+class Totals:
+    """What a row of weights has given with each of some rows of activations."""
+
+    def __init__(self, e: Emit, rows: int) -> None:
+        self.e = e
+        self.totals = [e.variable(e.constant(0.0, _FLOATS)) for _ in range(rows)]
+        self.offsets = [e.variable(e.constant(0.0, F32)) for _ in range(rows)]
+
+    def add(self, row: int, products: ir.Value, scale: ir.Value, s: ir.Value) -> None:
+        """Add scale · s · the sum of the products, all in 8 lanes."""
+        e, total = self.e, self.totals[row]
+        by = e.builder.fmul(scale, s)
+        total.set(e.fma(e.builder.sitofp(products, _FLOATS), by, total.get()))
+
+    def add_offset(self, row: int, offset: ir.Value, sum_: ir.Value) -> None:
+        """Add offset · sum: what equal weights give."""
+        total = self.offsets[row]
+        total.set(self.e.fma(offset, sum_, total.get()))
 
     def results(self) -> list[ir.Value]:
         """The total of each row."""
@@ -59,8 +73,10 @@ def small_dot(e: Emit, machine: Machine, small: ir.Value, x: ir.Value) -> ir.Val
     """32 bytes from 0 to 127 times 32 signed ones: their products, added up into 8 lanes."""
     b = e.builder
     if machine.int8_dot == "vnni":
+        # Newer LLVMs have the factors as bytes, and still read it with words, as it has been before.
         name = "llvm.x86.avx512.vpdpbusd.256"
-        return e.call(name, _INTS, [e.constant(0, _INTS), small, x])
+        words = [b.bitcast(each, _INTS) for each in (small, x)]
+        return e.call(name, _INTS, [e.constant(0, _INTS), *words])
     if machine.int8_dot == "avx2":
         shorts = vector(I16, 16)
         pairs = e.call("llvm.x86.avx2.pmadd.ub.sw", shorts, [small, x])
@@ -78,7 +94,8 @@ def small_dot(e: Emit, machine: Machine, small: ir.Value, x: ir.Value) -> ir.Val
         return e.shuffle(halves[0], halves[1], range(8))
     wide = vector(I16, GROUP)
     products = b.sext(b.mul(b.sext(small, wide), b.sext(x, wide)), vector(I32, GROUP))
-    quarters = [e.part(products, first, LANES) for first in range(0, GROUP, LANES)]
+    fours = [range(first, GROUP, GROUP // LANES) for first in range(4)]
+    quarters = [e.shuffle(products, products, lanes) for lanes in fours]
     return b.add(b.add(quarters[0], quarters[1]), b.add(quarters[2], quarters[3]))
 
 

@@ -1,6 +1,7 @@
 """Numbers that stand alone: float32, float16, bfloat16. Products are of float32 numbers."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from llvmlite import ir
 
@@ -22,33 +23,36 @@ class _Plain(Format):
         self,
         e: Emit,
         machine: Machine,
-        weights: ir.Value,
+        weights: Sequence[ir.Value],
         x: ir.Value,
         stride: ir.Value,
         k: ir.Value,
         rows: int,
-    ) -> list[ir.Value]:
+    ) -> list[list[ir.Value]]:
         """See Format."""
         del machine
-        totals = [e.variable(e.constant(0.0, vector(FLOAT, FLOATS))) for _ in range(rows)]
-        ends = [e.variable(e.constant(0.0, vector(FLOAT, 1))) for _ in range(rows)]
         starts = [e.add(x, e.mul(stride, row)) for row in range(rows)]
+        whole, ends = (
+            [[e.variable(e.constant(0.0, vector(FLOAT, lanes))) for _ in starts] for _ in weights]
+            for lanes in (FLOATS, 1)
+        )
 
-        def add(into: list[Variable], first: ir.Value, lanes: int) -> None:
-            w = self.read(e, e.add(weights, e.mul(first, self.nbytes)), lanes)
-            for start, total in zip(starts, into, strict=True):
-                xs = e.floats(e.add(start, e.mul(first, 4)), lanes)
-                total.set(e.fma(w, xs, total.get()))
+        def add(into: list[list[Variable]], first: ir.Value, lanes: int) -> None:
+            xs = [e.floats(e.add(start, e.mul(first, 4)), lanes) for start in starts]
+            for begin, totals in zip(weights, into, strict=True):
+                w = self.read(e, e.add(begin, e.mul(first, self.nbytes)), lanes)
+                for number, total in zip(xs, totals, strict=True):
+                    total.set(e.fma(w, number, total.get()))
 
-        whole = e.div(k, FLOATS)
-        with e.loop(whole) as index:
-            add(totals, e.mul(index, FLOATS), FLOATS)
-        done = e.mul(whole, FLOATS)
+        vectors = e.div(k, FLOATS)
+        with e.loop(vectors) as index:
+            add(whole, e.mul(index, FLOATS), FLOATS)
+        done = e.mul(vectors, FLOATS)
         with e.loop(e.sub(k, done)) as index:
             add(ends, e.add(done, index), 1)
         return [
-            e.fadd(e.sum(total.get()), e.sum(end.get()))
-            for total, end in zip(totals, ends, strict=True)
+            [e.fadd(e.sum(a.get()), e.sum(b.get())) for a, b in zip(*each, strict=True)]
+            for each in zip(whole, ends, strict=True)
         ]
 
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:

@@ -3,11 +3,13 @@
 The low halves of the 16 bytes are the first 16 weights, the high halves the others.
 """
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
 from armillary.engine.emit import F32, FLOATS, Emit, vector
 from armillary.engine.formats.format import Format
-from armillary.engine.formats.int8 import LANES, Rows, small_dot
+from armillary.engine.formats.int8 import LANES, Rows, Totals, small_dot
 from armillary.engine.formats.q4_0 import nibbles
 from armillary.engine.machine import Machine
 
@@ -24,23 +26,25 @@ class Q4_1(Format):  # noqa: N801 — GGML's name
         self,
         e: Emit,
         machine: Machine,
-        weights: ir.Value,
+        weights: Sequence[ir.Value],
         x: ir.Value,
         stride: ir.Value,
         k: ir.Value,
         rows: int,
-    ) -> list[ir.Value]:
+    ) -> list[list[ir.Value]]:
         """See Format."""
-        xs = Rows(e, x, stride, k, rows)
+        xs, totals = Rows(e, x, stride, k, rows), [Totals(e, rows) for _ in weights]
         with e.loop(e.div(k, self.block)) as group:
-            block = e.add(weights, e.mul(group, self.nbytes))
-            scale = e.half(block, LANES)
-            offset = e.number(e.half(block, 1, 2))
-            q = e.shuffle(*nibbles(e, block, 4), range(32))
-            for row in range(rows):
-                xs.add(row, group, small_dot(e, machine, q, xs.bytes(row, group)), scale)
-                xs.add_offset(row, group, offset)
-        return xs.results()
+            for begin, total in zip(weights, totals, strict=True):
+                block = e.add(begin, e.mul(group, self.nbytes))
+                scale = e.half(block, LANES)
+                offset = e.number(e.half(block, 1, 2))
+                q = e.shuffle(*nibbles(e, block, 4), range(32))
+                for row in range(rows):
+                    products = small_dot(e, machine, q, xs.bytes(row, group))
+                    total.add(row, products, scale, xs.scale(row, group))
+                    total.add_offset(row, offset, xs.sum(row, group))
+        return [total.results() for total in totals]
 
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
         """See Format."""

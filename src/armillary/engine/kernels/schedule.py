@@ -17,7 +17,7 @@ from armillary.engine.kernel import Address, Kernel, kernel
 from armillary.engine.kernels.common import word
 from armillary.engine.machine import Machine
 
-_SPINS_IN_STEP = 20_000
+_SPINS_IN_STEP = 2_000
 _SPINS_BETWEEN = 50_000
 
 
@@ -90,9 +90,8 @@ def _wait(machine: Machine) -> Any:
             pause(0)
             spins += 1
             if spins > _SPINS_IN_STEP:
-                # The other has lost its core: give it this one.
+                # Perhaps another waits for this core.
                 give_way(word(gate + YIELD))
-                spins = 0
 
     return wait
 
