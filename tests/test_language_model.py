@@ -316,13 +316,10 @@ def test_without_numba_torch_computes_and_one_notice_says_so(saved, monkeypatch)
         loaded(saved, engine="numba")
 
 
-def test_the_numba_engine_needs_every_weight(saved, tmp_path):
-    directory = huggingface(loaded(saved), tmp_path / "model")
-    weights = load_file(directory / "model.safetensors")
-    del weights["model.layers.1.input_layernorm.weight"]
-    save_file(weights, directory / "model.safetensors")
-    with pytest.raises(UserError, match=r"has no layers\.1\.norm1\.weight, .* --engine torch"):
-        loaded(directory, allow_missing=True, engine="numba")
+@pytest.mark.parametrize("engine", ["numba", "auto"])
+def test_only_torch_holds_weights_that_are_not_there(saved, engine):
+    with pytest.raises(ValueError, match=f"weights unset, which engine '{engine}' cannot hold"):
+        loaded(saved, allow_missing=True, engine=engine)
 
 
 def test_weights_read_in_place_are_not_saved_again(saved, tmp_path):
