@@ -81,6 +81,34 @@ def write_directory_atomically(
             raise
 
 
+@contextlib.contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """Give a path to write a file or a directory at, which takes `path`'s place at the end.
+
+    For what is to be looked at, as a whole, before it stands. Whatever ends the block early leaves
+    `path` as it was and nothing beside it; an existing `path` is replaced as `write_atomically` and
+    `write_directory_atomically` do.
+    Raises UserError when `path` is in the way or cannot be written.
+    """
+    with as_user_error(path):
+        stage = _beside(path)
+        stage.mkdir(parents=True)
+        try:
+            written = stage / path.name
+            yield written
+            if not written.is_dir():
+                written.replace(path)
+                _sync(path.parent)
+            elif path.exists() and not _replaceable(path):
+                raise UserError(
+                    f"{path}: exists and was not saved by armillary; choose another name"
+                )
+            else:
+                _swap(written, path, set_aside(path))
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
 @dataclass(frozen=True)
 class Writer:
     """One of `count` processes that write a directory together; number 0 writes what is one.

@@ -117,7 +117,8 @@ def awkward_numbers(rows=40, width=192):
 def test_quantised_numbers_are_those_of_the_gguf_library_whatever_the_blocks_of_rows(encoding):
     numbers = np.tile(awkward_numbers(), (1, 9))[:, :1600].repeat(9, axis=0)
     kind = gguf.GGMLQuantizationType[encoding]
-    expected = gguf.quants.quantize(numbers, kind)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = gguf.quants.quantize(numbers, kind)
     data = np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
     tensor = StoredTensor("w", numbers.shape, "F32", data, "f")
     assert len(list(tensor.row_blocks())) > 2

@@ -38,8 +38,9 @@ def save_armillary(
     """Write a directory, atomically and one chunk at a time.
 
     `tensors` come under our names, one for each parameter, in any encoding that can be read;
-    `generation` has the entries of `Checkpoint.generation`. An older save of that name is replaced. Several
-    processes may write together, each a part of the tensors (see `write_sharded`).
+    `generation` has the entries of `Checkpoint.generation`. An older save of that name is
+    replaced. Several processes may write together, each a part of the tensors (see
+    `write_sharded`).
     Raises ValueError for tensors that are not the configuration's parameters, UserError when the
     directory cannot be written or is not ours.
     """
