@@ -65,8 +65,8 @@ def write_directory_atomically(
         old = set_aside(path)
         if old.exists() and not path.exists():
             old.rename(path)
-        if path.exists() and not _replaceable(path):
-            raise UserError(f"{path}: exists and was not saved by armillary; choose another name")
+        if path.exists():
+            _check_replaceable(path)
         partial = _beside(path)
         partial.mkdir(parents=True)
         try:
@@ -88,25 +88,26 @@ def staged(path: Path) -> Iterator[Path]:
     For what is to be looked at, as a whole, before it stands. Whatever ends the block early leaves
     `path` as it was and nothing beside it; an existing `path` is replaced as `write_atomically` and
     `write_directory_atomically` do.
-    Raises UserError when `path` is in the way or cannot be written.
+    Raises UserError when `path` is in the way, its folder is not there, or cannot be written to.
     """
+    if path.is_dir():
+        _check_replaceable(path)
+    stage = _beside(path)
     with as_user_error(path):
-        stage = _beside(path)
-        stage.mkdir(parents=True)
-        try:
-            written = stage / path.name
-            yield written
-            if not written.is_dir():
+        stage.mkdir()
+    try:
+        written = stage / path.name
+        yield written
+        with as_user_error(path):
+            if written.is_dir():
+                if path.exists():
+                    _check_replaceable(path)
+                _swap(written, path, set_aside(path))
+            else:
                 written.replace(path)
                 _sync(path.parent)
-            elif path.exists() and not _replaceable(path):
-                raise UserError(
-                    f"{path}: exists and was not saved by armillary; choose another name"
-                )
-            else:
-                _swap(written, path, set_aside(path))
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,11 @@ def _swap(partial: Path, path: Path, old: Path) -> None:
             raise
         shutil.rmtree(old, ignore_errors=True)
     _sync(path.parent)
+
+
+def _check_replaceable(path: Path) -> None:
+    if not _replaceable(path):
+        raise UserError(f"{path}: exists and was not saved by armillary; choose another name")
 
 
 def _replaceable(path: Path) -> bool:

@@ -7,7 +7,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from armillary.checkpoints.gguf_file import Encoded, Value, read_gguf_file, writ
 from armillary.checkpoints.huggingface import first_difference, without_rotary
 from armillary.checkpoints.parameters import names_in_file
 from armillary.checkpoints.rotary_keys import write_gguf_rotary
-from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, to_write
+from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, telling, to_write
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import ConfigError
 from armillary.rope_layout import interleaved_from_half_split
@@ -42,7 +41,7 @@ def write_gguf(
     encodings: Mapping[str, str],
     *,
     family: Family = FAMILIES[0],
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> list[str]:
     """Write a file that llama.cpp reads, atomically and by blocks of rows.
 
@@ -64,21 +63,8 @@ def write_gguf(
         for name, tensor in checkpoint.tensors.items()
     ]
     divisors = [TensorToWrite(name, "F32", x.shape, [x]) for name, x in factors.items()]
-    write_gguf_file(path, metadata, [*divisors, *(_told(each, progress) for each in tensors)])
+    write_gguf_file(path, metadata, divisors + [telling(each, progress) for each in tensors])
     return notices
-
-
-def _told(tensor: TensorToWrite, progress: Callable[[int], None] | None) -> TensorToWrite:
-    """The tensor, whose chunks are told of when they have been taken."""
-    if progress is None:
-        return tensor
-
-    def chunks() -> Any:
-        for chunk in tensor.chunks:
-            yield chunk
-            progress(memoryview(chunk).nbytes)
-
-    return tensor._replace(chunks=chunks())
 
 
 def _as_stored(config: DecoderConfig, family: Family, tensor: StoredTensor) -> StoredTensor:

@@ -8,7 +8,7 @@ little else.
 import functools
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -189,6 +189,17 @@ class TensorToWrite(NamedTuple):
 def to_write(tensor: StoredTensor, encoding: str) -> TensorToWrite:
     """Return what a writer needs to write a stored tensor in an encoding."""
     return TensorToWrite(tensor.name, encoding, tensor.shape, tensor.encoded(encoding))
+
+
+def telling(tensor: TensorToWrite, progress: Callable[[int], None]) -> TensorToWrite:
+    """Return the same to write; `progress` is called with the bytes of each chunk when taken."""
+
+    def chunks() -> Iterator[Any]:
+        for chunk in tensor.chunks:
+            yield chunk
+            progress(memoryview(chunk).nbytes)
+
+    return tensor._replace(chunks=chunks())
 
 
 def _decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
