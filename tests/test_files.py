@@ -1,5 +1,6 @@
 """Files are whole or absent, and what is read from them is checked."""
 
+import contextlib
 import json
 import os
 import signal
@@ -74,6 +75,7 @@ def test_a_full_disk_is_a_user_error_and_leaves_nothing(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
+@contextlib.contextmanager
 def write_staged(path, kind, text):
     """A file or a directory of one, whole before it stands."""
     with staged(path) as written:
@@ -93,7 +95,7 @@ def text_of(path):
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_staged_stands_when_the_block_ends_and_replaces_the_older(tmp_path, kind):
     for text in ("one", "two"):
-        for written in write_staged(tmp_path / "a", kind, text):
+        with write_staged(tmp_path / "a", kind, text) as written:
             assert text_of(written) == text
             assert names(tmp_path) != ["a"]
         assert names(tmp_path) == ["a"]
@@ -103,12 +105,15 @@ def test_what_is_staged_stands_when_the_block_ends_and_replaces_the_older(tmp_pa
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_refused_when_it_is_whole_leaves_the_older_and_nothing_else(tmp_path, kind, error):
-    for _ in write_staged(tmp_path / "a", kind, "old"):
+    with write_staged(tmp_path / "a", kind, "old"):
         pass
-    with pytest.raises(error), staged(tmp_path / "a") as written:
-        with write_directory_atomically(written) as directory:
-            (directory / "a.txt").write_text("new")
-        raise error
+
+    def refused():
+        with write_staged(tmp_path / "a", kind, "new"):
+            raise error
+
+    with pytest.raises(error):
+        refused()
     assert names(tmp_path) == ["a"]
     assert text_of(tmp_path / "a") == "old"
 
@@ -122,9 +127,12 @@ def test_nothing_is_staged_where_it_could_not_stand(tmp_path):
     ]:
         with pytest.raises(UserError, match=message), staged(path):
             raise AssertionError("the block was entered")
-    with pytest.raises(UserError, match="letter.txt: exists and was not saved"):
-        for _ in write_staged(tmp_path / "theirs" / "letter.txt", "directory", "new"):
-            pass
+    letter = tmp_path / "theirs" / "letter.txt"
+    with (
+        pytest.raises(UserError, match=r"letter\.txt: exists and was not saved"),
+        write_staged(letter, "directory", "new"),
+    ):
+        pass
     assert names(tmp_path) == ["theirs"]
     assert names(tmp_path / "theirs") == ["letter.txt"]
 

@@ -7,6 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES, Facts, Family
 from armillary.checkpoints.gguf import SAMPLING, read_config, rotated_rows
 from armillary.checkpoints.gguf_file import Encoded, Value, read_gguf_file, write_gguf_file
-from armillary.checkpoints.huggingface import first_difference, without_rotary
+from armillary.checkpoints.huggingface import first_difference
 from armillary.checkpoints.parameters import names_in_file
 from armillary.checkpoints.rotary_keys import write_gguf_rotary
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, telling, to_write
@@ -133,18 +134,24 @@ def _check_read_back(
     shapes = {names[name]: tensor.shape for name, tensor in checkpoint.tensors.items()}
     as_read = {key: _in_float32(value) for key, value in entries.items()}
     again = read_config(as_read, family, shapes, factors, where, [])
-    ours, theirs = without_rotary(config), without_rotary(again)
-    for layer in [*ours["layers"], *theirs["layers"]]:
-        layer["attention"]["dropout"] = layer["dropout"] = 0.0  # only training has any
-    ours["input_dropout"] = 0.0
-    if ours != theirs or config.max_positions != again.max_positions:
-        what = first_difference(ours, theirs) if ours != theirs else "window"
+    ours, theirs = _compared(config), _compared(again)
+    if ours != theirs:
+        what = first_difference(ours, theirs)
         raise ConfigError(f"{where} cannot express this decoder's {what}; write a directory")
     for i, (one, other) in enumerate(zip(config.layers, again.layers, strict=True)):
         if not _same_rotation(one.attention.rotary, other.attention.rotary, config.max_positions):
             raise ConfigError(
                 f"{where} cannot express this decoder's rotation, layer {i}; write a directory"
             )
+
+
+def _compared(config: DecoderConfig) -> dict[str, Any]:
+    """What must be the same: all but rotation, which is compared as numbers, and dropout."""
+    entries = config.model_dump(mode="json") | {"input_dropout": 0.0}
+    for layer in entries["layers"]:
+        layer["dropout"] = layer["attention"]["dropout"] = 0.0
+        del layer["attention"]["rotary"]
+    return entries
 
 
 def _in_float32(value: Value | Encoded) -> object:

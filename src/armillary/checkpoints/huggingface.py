@@ -416,16 +416,15 @@ def _check_read_back(entries: Mapping[str, Any], config: DecoderConfig, family: 
         kept = {key: value for key, value in entries.items() if key not in left_out}
         read = StrictDict(kept, f"the {family.name} family")
         again = _read_config(read, family, [], ("architectures", "model_type"))
-        if without_rotary(again) != without_rotary(config):
-            key = first_difference(without_rotary(config), without_rotary(again))
+        if _without_rotary(again) != _without_rotary(config):
+            key = first_difference(_without_rotary(config), _without_rotary(again))
             raise ConfigError(f"{read.where} cannot express this decoder's {key}")
         for i, (ours, theirs) in enumerate(zip(config.layers, again.layers, strict=True)):
             if not _same_rotation(ours.attention.rotary, theirs.attention.rotary, config):
                 raise ConfigError(f"{read.where} cannot express this decoder's rotation, layer {i}")
 
 
-def without_rotary(config: DecoderConfig) -> dict[str, Any]:
-    """The entries of a configuration that are compared as they are."""
+def _without_rotary(config: DecoderConfig) -> dict[str, Any]:
     entries = config.to_dict()
     # The window is not compared: the dynamic rule's files say the original one.
     del entries["max_positions"]

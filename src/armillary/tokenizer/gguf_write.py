@@ -118,15 +118,21 @@ class _Writer:
 
     def sentencepiece(self, tokens: Sequence[str]) -> Metadata:
         prefix = space_prefix(self.model)
-        if prefix == "first":
+        if prefix != "never" and not self.prepends_always():
             self.notices.append(
-                "in GGUF a space goes before the text after every control token too, not only at "
-                "the beginning of a text"
+                "in GGUF a space is put before a text that begins with one too, and behind every "
+                "control token"
             )
         ranks = self.ranks()
         lowest = -float(len(ranks))
         scores = [-float(ranks[text]) if text in ranks else lowest for text in tokens]
         return {"model": "llama", "scores": scores, "add_space_prefix": prefix != "never"}
+
+    def prepends_always(self) -> bool:
+        """Whether a space goes before every run of text, as in SentencePiece itself."""
+        normalizer = self.model.get("normalizer") or {}
+        parts = normalizer.get("normalizers", [normalizer])
+        return any(part.get("type") == "Prepend" for part in parts)
 
     def ranks(self) -> dict[str, int]:
         """The rank of each token that merges make, which SentencePiece has as its score.

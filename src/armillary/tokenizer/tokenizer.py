@@ -19,11 +19,12 @@ from armillary.tokenizer.definition import (
 )
 from armillary.tokenizer.encoder import Encoder, Places, byte_alphabet
 
-# What a tokenizer that was written must make the same tokens of as the one before.
+# What a tokenizer that was written must make the same tokens of as the one before. None begins with
+# a space: what is written of it is noticed where it differs.
 _PROBES = (
     "",
     "Hello world, it's 1234567 o'clock!  Don't you'LL WE'VE",
-    " def f(x):\n\treturn [x**2 for _ in range(10)]\r\n\n\n    # done   ",
+    "def f(x):\n\treturn [x**2 for _ in range(10)]\r\n\n\n    # done   ",
     "Grüße, naïve façade — “quoted” … ½ ² Ⅷ, Привет мир, Ελληνικά, עברית, हिन्दी",
     "今天天气很好。東京タワー 한국어 ไทย 🤗👍🏽 a\u00a0b\u3000c",
 )
