@@ -1,5 +1,6 @@
 """Files are whole or absent, and what is read from them is checked."""
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from armillary.files import (
     read_json,
     set_aside,
     sha256,
+    staged,
     verify_manifest,
     write_atomically,
     write_directory_atomically,
@@ -71,6 +73,68 @@ def test_a_full_disk_is_a_user_error_and_leaves_nothing(tmp_path, monkeypatch):
     ):
         file.write(b"new")
     assert names(tmp_path) == []
+
+
+@contextlib.contextmanager
+def write_staged(path, kind, text):
+    """A file or a directory of one, whole before it stands."""
+    with staged(path) as written:
+        if kind == "file":
+            with write_atomically(written) as file:
+                file.write(text.encode())
+        else:
+            with write_directory_atomically(written) as directory:
+                (directory / "a.txt").write_text(text)
+        yield written
+
+
+def text_of(path):
+    return (path if path.is_file() else path / "a.txt").read_text()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_is_staged_stands_when_the_block_ends_and_replaces_the_older(tmp_path, kind):
+    for text in ("one", "two"):
+        with write_staged(tmp_path / "a", kind, text) as written:
+            assert text_of(written) == text
+            assert names(tmp_path) != ["a"]
+        assert names(tmp_path) == ["a"]
+        assert text_of(tmp_path / "a") == text
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_is_refused_when_it_is_whole_leaves_the_older_and_nothing_else(tmp_path, kind, error):
+    with write_staged(tmp_path / "a", kind, "old"):
+        pass
+
+    def refused():
+        with write_staged(tmp_path / "a", kind, "new"):
+            raise error
+
+    with pytest.raises(error):
+        refused()
+    assert names(tmp_path) == ["a"]
+    assert text_of(tmp_path / "a") == "old"
+
+
+def test_nothing_is_staged_where_it_could_not_stand(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "letter.txt").write_text("dear")
+    for path, message in [
+        (tmp_path / "theirs", "was not saved by armillary"),
+        (tmp_path / "absent" / "a", "cannot be written: No such file"),
+    ]:
+        with pytest.raises(UserError, match=message), staged(path):
+            raise AssertionError("the block was entered")
+    letter = tmp_path / "theirs" / "letter.txt"
+    with (
+        pytest.raises(UserError, match=r"letter\.txt: exists and was not saved"),
+        write_staged(letter, "directory", "new"),
+    ):
+        pass
+    assert names(tmp_path) == ["theirs"]
+    assert names(tmp_path / "theirs") == ["letter.txt"]
 
 
 def save(path, text):

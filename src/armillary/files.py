@@ -65,8 +65,8 @@ def write_directory_atomically(
         old = set_aside(path)
         if old.exists() and not path.exists():
             old.rename(path)
-        if path.exists() and not _replaceable(path):
-            raise UserError(f"{path}: exists and was not saved by armillary; choose another name")
+        if path.exists():
+            _check_replaceable(path)
         partial = _beside(path)
         partial.mkdir(parents=True)
         try:
@@ -79,6 +79,35 @@ def write_directory_atomically(
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+@contextlib.contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """Give a path to write a file or a directory at, which takes `path`'s place at the end.
+
+    For what is to be looked at, as a whole, before it stands. Whatever ends the block early leaves
+    `path` as it was and nothing beside it; an existing `path` is replaced as `write_atomically` and
+    `write_directory_atomically` do.
+    Raises UserError when `path` is in the way, its folder is not there, or cannot be written to.
+    """
+    if path.is_dir():
+        _check_replaceable(path)
+    stage = _beside(path)
+    with as_user_error(path):
+        stage.mkdir()
+    try:
+        written = stage / path.name
+        yield written
+        with as_user_error(path):
+            if written.is_dir():
+                if path.exists():
+                    _check_replaceable(path)
+                _swap(written, path, set_aside(path))
+            else:
+                written.replace(path)
+                _sync(path.parent)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -115,6 +144,11 @@ def _swap(partial: Path, path: Path, old: Path) -> None:
             raise
         shutil.rmtree(old, ignore_errors=True)
     _sync(path.parent)
+
+
+def _check_replaceable(path: Path) -> None:
+    if not _replaceable(path):
+        raise UserError(f"{path}: exists and was not saved by armillary; choose another name")
 
 
 def _replaceable(path: Path) -> bool:

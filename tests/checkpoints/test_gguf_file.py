@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 
-from armillary.checkpoints.gguf_file import ENCODINGS, read_gguf_file
-from armillary.checkpoints.tensors import BLOCKS
+from armillary.checkpoints.gguf_file import ENCODINGS, read_gguf_file, write_gguf_file
+from armillary.checkpoints.tensors import BLOCKS, TensorToWrite, encode
 from armillary.errors import CheckpointError
 from support.gguf_bytes import TYPES, array, entry, gguf_bytes, pair, string
 from support.memory import allocates_less_than
@@ -215,3 +215,94 @@ def test_the_commonest_types_are_those_of_the_gguf_library():
         assert gguf.GGMLQuantizationType(number).name == name
     for name, sizes in BLOCKS.items():
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == sizes
+
+
+def random_tensor(name, shape, encoding, seed=0):
+    numbers = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return TensorToWrite(name, encoding, shape, [encode(numbers, encoding)]), numbers
+
+
+def test_what_is_written_is_read_exactly_by_the_library_and_by_us(tmp_path):
+    """Unequal sizes, so that each tensor is followed by padding; and every kind of value."""
+    path = tmp_path / "m.gguf"
+    shapes = {"F32": (7,), "Q8_0": (3, 96), "Q4_0": (5, 32), "Q4_1": (2, 3, 64), "BF16": (3, 5)}
+    written = {kind: random_tensor(f"w.{kind}", shape, kind) for kind, shape in shapes.items()}
+    metadata = {
+        "general.architecture": "llama",
+        "whole": 4_000_000_000,
+        "part": 1e-5,
+        "flag": False,
+        "text": "Grüße\n",
+        "tokens": ["a", "", "▁é"],
+        "types": [1, -2],
+        "scores": [0.5, -3.0],
+        "flags": [True, False],
+        "merges": [],
+    }
+    write_gguf_file(path, metadata, [tensor for tensor, _ in written.values()])
+    found = read_gguf_file(path)
+    assert found.version == 3
+    assert found.metadata == metadata | {"part": float(np.float32(1e-5))}
+    library = gguf.GGUFReader(path)
+    theirs = {tensor.name: tensor for tensor in library.tensors}
+    for key, value in found.metadata.items():
+        if value:  # the library has no contents of an empty list
+            assert library.fields[key].contents() == value, key
+    for kind, (tensor, numbers) in written.items():
+        (chunk,) = tensor.chunks
+        other = theirs[tensor.name]
+        assert (found.tensors[tensor.name].shape, found.tensors[tensor.name].encoding) == (
+            numbers.shape,
+            kind,
+        )
+        np.testing.assert_array_equal(found.tensors[tensor.name].data, chunk)
+        assert other.tensor_type.name == kind
+        assert tuple(other.shape.tolist()) == numbers.shape[::-1]
+        np.testing.assert_array_equal(np.asarray(other.data).reshape(-1).view(np.uint8), chunk)
+        assert other.data_offset % 32 == 0
+
+
+def test_values_are_carried_over_as_they_stand(tmp_path):
+    """Types too: a 64-bit or a signed number stays one, which writing anew would not keep."""
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_uint64("long", 1 << 40)
+    writer.add_int8("small", -3)
+    writer.add_float64("precise", 0.1)
+    writer.add_array("words", ["x", "yz"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    before = read_gguf_file(tmp_path / "a.gguf")
+    write_gguf_file(tmp_path / "b.gguf", before.encoded, [])
+    after = read_gguf_file(tmp_path / "b.gguf")
+    assert after.metadata == before.metadata
+    assert {k: bytes(v.data) for k, v in after.encoded.items()} == {
+        k: bytes(v.data) for k, v in before.encoded.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (-1, "n: .*out of bounds"),
+        (1 << 32, "n: .*out of bounds"),
+        ([1, 2.5], "n: a list of .* cannot be written"),
+        ([[1]], "n: a list of .* cannot be written"),
+    ],
+)
+def test_values_that_cannot_be_written_are_programming_errors(tmp_path, value, message):
+    with pytest.raises(ValueError, match=message):
+        write_gguf_file(tmp_path / "m.gguf", {"n": value}, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_that_do_not_add_up_are_programming_errors_and_nothing_stands(tmp_path):
+    tensor, _ = random_tensor("w", (3, 5), "F32")
+    for tensors, message in [
+        ([tensor, tensor], "'w' comes twice"),
+        ([tensor._replace(shape=(4, 5))], "w: 60 bytes were given, 80 needed"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            write_gguf_file(tmp_path / "m.gguf", {}, tensors)
+        assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 
 from armillary.checkpoints import open_checkpoint, save_armillary
 from armillary.checkpoints.parameters import parameter_shapes
-from armillary.checkpoints.tensors import TensorToWrite
+from armillary.checkpoints.tensors import TensorToWrite, encode
 from armillary.config import DecoderConfig
 from armillary.errors import CheckpointError, ConfigError, UserError
 from armillary.files import write_manifest
@@ -94,6 +94,30 @@ def test_saving_holds_one_tensor_at_a_time(tmp_path):
         save_armillary(tmp_path / "m", big, tensors)
 
 
+def test_quantised_blocks_are_saved_and_opened_as_they_are(tmp_path):
+    """Of a version that says so; a directory without any stays one that older readers read."""
+    wide = config(d_model=64)
+    shapes = parameter_shapes(wide)
+    rng = np.random.default_rng(0)
+    numbers = {name: rng.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+    encodings = {
+        name: "Q4_1" if len(shape) == 2 and shape[1] % 32 == 0 else "F32"
+        for name, shape in shapes.items()
+    }
+    assert {encodings[f"layers.0.feedforward.{part}.weight"] for part in ("up", "down")} == {
+        "Q4_1",
+        "F32",
+    }
+    written = {name: encode(numbers[name], encodings[name]) for name in shapes}
+    tensors = [TensorToWrite(n, encodings[n], shapes[n], [written[n]]) for n in shapes]
+    save_armillary(tmp_path / "m", wide, tensors)
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["format_version"] == 2
+    found = open_checkpoint(tmp_path / "m", verify=True).tensors
+    for name, tensor in found.items():
+        assert (tensor.encoding, tensor.shape) == (encodings[name], shapes[name])
+        np.testing.assert_array_equal(tensor.data, written[name])
+
+
 def rewrite(path, change):
     entries = json.loads(path.read_text())
     change(entries)
@@ -128,7 +152,7 @@ def edit(**entries):
         (lambda d: (d / "model.safetensors").write_bytes(b""), "has 0 bytes, the manifest says"),
         (flip, "its SHA-256 is not the manifest's"),
         (lambda d: (d / "manifest.json").unlink(), "manifest.json: cannot be read"),
-        (edit(format_version=2), "is of format version 2; 1 is read"),
+        (edit(format_version=3), "is of format version 3; 1 and 2 are read"),
         (edit(d_modle=40), "d_modle"),
         (edit(vocab_size=62), r"'embedding.weight' has shape \[61, 40\], .* asks for \[62, 40\]"),
         (edit(tie_head=True), "belonging to no parameter 'head.weight'"),

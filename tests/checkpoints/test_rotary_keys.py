@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from armillary.checkpoints.rotary_keys import (
+    read_gguf_rotary,
     read_huggingface_rotary,
     shortest_float,
+    write_gguf_rotary,
     write_huggingface_rotary,
 )
 from armillary.config import RotaryConfig
@@ -237,3 +239,58 @@ def test_a_partial_rotation_is_written_and_read():
 def test_a_float32_is_the_decimal_that_was_meant(number):
     assert shortest_float(np.float32(number)) == number
     assert shortest_float(float(np.float32(number))) == number
+
+
+SHORT = (1.0, 1.1, 1.2, 1.3, 1.4)
+LONG = (1.0, 1.5, 2.0, 3.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Unscaled(),
+        PositionInterpolation(4.0),
+        NTK(4.0),
+        YaRN(factor=4.0, original_window=64, beta_fast=8.0, beta_slow=2.0),
+        YaRN(factor=4.0, original_window=64, explicit_attention_factor=0.7),
+        YaRN(factor=4.0, original_window=64, mscale=1.3, mscale_all_dim=0.8),
+        Llama3(factor=8.0, original_window=512),
+        Llama3(factor=3.0, original_window=100, low_freq_factor=0.5, high_freq_factor=2.0),
+        LongRoPE(SHORT, LONG, factor=4.0, original_window=16),
+        LongRoPE(SHORT, LONG, factor=4.0, original_window=16, explicit_attention_factor=1.25),
+        LongRoPE(LONG, LONG, factor=1.0, original_window=64),
+        LongRoPE(LONG, LONG, factor=4.0, original_window=16),
+    ],
+    ids=lambda rule: rule.kind,
+)
+def test_what_a_gguf_file_says_of_a_rule_is_read_as_the_same_rotation(rule):
+    """To float32, in which the format has its numbers, over lengths on both sides of a window."""
+    rotary = RotaryConfig(d_rotary=10, base=5e3, scaling=rule)
+    keys, factors = write_gguf_rotary(rotary, 64)
+    stored = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in keys.items()}
+    strict = StrictDict(stored, "m.gguf")
+    again = RotaryConfig.model_validate(
+        read_gguf_rotary(strict, d_head=16, max_positions=64, factors=factors, notices=[]),
+        strict=False,
+    )
+    strict.finish()
+    assert again.d_rotary == 10
+    for length in (1, 16, 17, 64):
+        np.testing.assert_allclose(
+            again.scaling.frequencies(again.base, 10, length),
+            rule.frequencies(5e3, 10, length),
+            rtol=1e-6,
+        )
+    assert again.scaling.attention_factor() == pytest.approx(rule.attention_factor(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (DynamicNTK(factor=2.0, original_window=16), "no keys for the dynamic rule"),
+        (YaRN(factor=4.0, original_window=64, truncate=False), "not rounded"),
+    ],
+)
+def test_a_rule_that_gguf_cannot_say_is_refused(rule, message):
+    with pytest.raises(ConfigError, match=message):
+        write_gguf_rotary(RotaryConfig(d_rotary=10, base=5e3, scaling=rule), 64)

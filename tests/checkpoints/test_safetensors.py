@@ -18,7 +18,7 @@ from armillary.checkpoints.safetensors import (
     write_safetensors,
     write_sharded,
 )
-from armillary.checkpoints.tensors import TensorToWrite
+from armillary.checkpoints.tensors import TensorToWrite, encode
 from armillary.errors import CheckpointError
 from armillary.files import Writer
 from support.memory import allocates_less_than
@@ -365,3 +365,75 @@ def test_an_index_without_a_map_is_an_error(tmp_path, text):
 def test_a_directory_without_weights_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor"):
         read_sharded(tmp_path)
+
+
+def blocks_to_write(name, shape, encoding, seed=0):
+    numbers = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return TensorToWrite(name, encoding, shape, [encode(numbers, encoding)])
+
+
+def test_blocks_are_read_back_in_place_with_their_encoding_and_shape(tmp_path):
+    """Unequal sizes: 5 rows of 96 in blocks of 34, 18 and 20 bytes; numbers keep their places."""
+    path = tmp_path / "m.safetensors"
+    tensors = [
+        blocks_to_write("q8", (5, 96), "Q8_0"),
+        blocks_to_write("q40", (5, 96), "Q4_0"),
+        blocks_to_write("q41", (2, 5, 32), "Q4_1"),
+        to_write("norm", np.arange(7, dtype=np.float32)),
+    ]
+    write_safetensors(path, tensors, {"more": "said"}, blocks=True)
+    found = read_safetensors(path, blocks=True)
+    assert {name: (t.encoding, t.shape) for name, t in found.items()} == {
+        tensor.name: (tensor.encoding, tensor.shape) for tensor in tensors
+    }
+    np.testing.assert_array_equal(found["norm"].to_float32(), np.arange(7))
+    for tensor in tensors[:3]:
+        data = found[tensor.name].data
+        (chunk,) = tensor.chunks
+        np.testing.assert_array_equal(data, np.frombuffer(memoryview(chunk).cast("B"), np.uint8))
+        assert isinstance(data, np.memmap)
+    assert read_metadata(path)["more"] == "said"
+    address = found["norm"].data.ctypes.data
+    assert address % 4 == 0
+    with safetensors.safe_open(path, "np") as theirs:  # any reader sees bytes
+        assert theirs.get_tensor("q8").shape == (5, 102)
+
+
+def test_blocks_are_neither_written_nor_read_where_they_are_not_asked_for(tmp_path):
+    path = tmp_path / "m.safetensors"
+    tensor = blocks_to_write("w", (5, 96), "Q8_0")
+    with pytest.raises(ValueError, match="tensor 'w' cannot be stored as Q8_0"):
+        write_safetensors(path, [tensor])
+    write_safetensors(path, [tensor], blocks=True)
+    with pytest.raises(CheckpointError, match="'w' has dtype 'U8'; supported are F64, F32, F16"):
+        read_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "entry", "message"),
+    [
+        ({}, tensor("U8", (2, 12)), "has dtype 'U8'; supported are"),
+        ({"encoding.b": "Q8_0"}, tensor("U8", (2, 12)), "has an encoding of 'b', not there"),
+        ({"encoding.a": "Q9"}, tensor("U8", (2, 12)), "encoding Q9 cannot be read"),
+        ({"encoding.a": "F32"}, tensor("U8", (2, 12)), "the encoding 'F32'; blocks are held as"),
+        ({"encoding.a": "Q8_0"}, tensor("F32"), "has dtype F32 and the encoding 'Q8_0'; blocks"),
+        (
+            {"encoding.a": "Q8_0"},
+            tensor("U8", (2, 12)),
+            r"rows of \(12,\) bytes are no blocks of 34",
+        ),
+        (
+            {"encoding.a": "Q8_0"},
+            tensor("U8", (), end=1),
+            r"rows of \(\) bytes are no blocks of 34",
+        ),
+        ({"encoding.a": 3}, tensor("U8", (2, 12)), "__metadata__ must map names to strings"),
+    ],
+)
+def test_bytes_whose_encoding_does_not_fit_are_refused(tmp_path, metadata, entry, message):
+    path = tmp_path / "m.safetensors"
+    end = entry["data_offsets"][1]
+    path.write_bytes(file_of({"__metadata__": metadata, "a": entry}, b"\0" * end))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_safetensors(path, blocks=True)
+    assert "\n" not in str(caught.value)

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from armillary.checkpoints.tensors import StoredTensor, encode, encoded_bytes, to_write
+from armillary.checkpoints.tensors import (
+    QUANTIZED,
+    StoredTensor,
+    encode,
+    encoded_bytes,
+    to_write,
+)
 from armillary.errors import CheckpointError
 
 K_TYPES = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
@@ -95,6 +101,71 @@ def test_chunks_for_writing_are_the_tensor():
     assert (name, encoding, shape) == ("w", "F32", (600, 1024))
     written = np.concatenate(list(chunks)).view(np.float32).reshape(shape)
     np.testing.assert_array_equal(written, tensor.to_float32())
+
+
+def awkward_numbers(rows=40, width=192):
+    """Rows of all sizes, with ties, zeros, blocks of one number, and extremes of either sign."""
+    rng = np.random.default_rng(1)
+    numbers = rng.normal(size=(rows, width)) * 10.0 ** rng.integers(-9, 3, (rows, 1))
+    numbers[0], numbers[1], numbers[2, :32] = 0, 0.25, -3
+    numbers[3] = np.arange(width) - 90  # halves of steps
+    numbers[4, 7], numbers[5, 9], numbers[6] = 65504, -65504, 1e-40
+    return numbers.astype(np.float32)
+
+
+@pytest.mark.parametrize("encoding", QUANTIZED)
+def test_quantised_numbers_are_those_of_the_gguf_library_whatever_the_blocks_of_rows(encoding):
+    numbers = np.tile(awkward_numbers(), (1, 9))[:, :1600].repeat(9, axis=0)
+    kind = gguf.GGMLQuantizationType[encoding]
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = gguf.quants.quantize(numbers, kind)
+    data = np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
+    tensor = StoredTensor("w", numbers.shape, "F32", data, "f")
+    assert len(list(tensor.row_blocks())) > 2
+    order = np.arange(len(numbers))[::-1]
+    for wanted, source in ((expected, tensor), (expected[::-1], tensor.reordered(order))):
+        written = np.concatenate(list(to_write(source, encoding).chunks))
+        np.testing.assert_array_equal(written, wanted.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "steps"), [("Q8_0", 254.0), ("Q4_0", 16.0), ("Q4_1", 30.0)], ids=QUANTIZED
+)
+def test_quantised_numbers_are_off_by_half_a_step_at_most(encoding, steps):
+    """A step is the range over their number; Q4_0's eighth step up is cut off."""
+    numbers = np.random.default_rng(2).normal(size=(64, 96)).astype(np.float32)
+    tensor = StoredTensor("w", numbers.shape, encoding, encode(numbers, encoding), "f")
+    blocks, found = numbers.reshape(-1, 32), tensor.to_float32().reshape(-1, 32)
+    widest = 2 * np.abs(blocks).max(1, keepdims=True) / steps
+    if encoding == "Q4_1":
+        widest = np.ptp(blocks, axis=1, keepdims=True) / 15
+    allowed = 1.0 if encoding == "Q4_0" else 0.5
+    off = np.abs(found - blocks) / widest
+    assert off.max() <= allowed + 0.07  # the scale itself is a half-precision number
+    assert off.max() > 0.45
+
+
+def test_blocks_that_are_there_already_are_copied():
+    tensor = stored("Q4_0", (9, 64))
+    np.testing.assert_array_equal(next(iter(tensor.encoded("Q4_0"))), tensor.data)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 7e4])
+@pytest.mark.parametrize("encoding", QUANTIZED)
+def test_a_number_that_no_block_holds_is_refused_with_its_place(encoding, number):
+    numbers = np.ones((3, 32), np.float32)
+    numbers[1, 5] = number
+    tensor = StoredTensor("w", (3, 32), "F32", numbers.reshape(-1).view(np.uint8), "m.gguf")
+    with pytest.raises(CheckpointError, match=r"m\.gguf: w holds a number .* in rows 0 to 2; .*"):
+        list(tensor.encoded(encoding))
+    list(tensor.encoded("F32"))
+
+
+def test_numbers_of_no_whole_blocks_are_a_programming_error():
+    with pytest.raises(ValueError, match=r"rows of \(33,\) are no blocks of 32 in Q8_0"):
+        encode(np.zeros((2, 33), np.float32), "Q8_0")
+    with pytest.raises(ValueError, match="not Q6_K"):
+        encode(np.zeros((2, 256), np.float32), "Q6_K")
 
 
 @pytest.mark.parametrize("encoding", ["I32", "Q8_K", "F8_E4M3", "nonsense"])

@@ -41,7 +41,9 @@ class TensorMemory(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and _storage(leaf) not in self._before:
+            if not isinstance(leaf, torch.Tensor) or leaf.device.type == "meta":
+                continue
+            if _storage(leaf) not in self._before:
                 self._known.add(_storage(leaf))
         self.peak = max(self.peak, self.held)
         return result

@@ -15,10 +15,10 @@ from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES, Facts, Family
 from armillary.checkpoints.families.family import MAX_LAYERS, GGUFTable, head_width
 from armillary.checkpoints.gguf_file import GGUFFile, read_gguf_file
-from armillary.checkpoints.parameters import assign, names_in_file, template_of
+from armillary.checkpoints.parameters import Shape, assign, names_in_file, template_of
 from armillary.checkpoints.rotary_keys import read_gguf_rotary, shortest_float
 from armillary.checkpoints.tensors import StoredTensor
-from armillary.config import DecoderConfig
+from armillary.config import AttentionConfig, DecoderConfig
 from armillary.errors import CheckpointError, ConfigError
 from armillary.rope_layout import half_split_from_interleaved
 from armillary.strict_dict import StrictDict
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Tensors of divisors, which belong to the rotary settings.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The suggestions that newer files carry, under `general.sampling.`.
-_SAMPLING: Mapping[str, tuple[str, type]] = {
+SAMPLING: Mapping[str, tuple[str, type]] = {
     "temperature": ("temp", float),
     "top_k": ("top_k", int),
     "top_p": ("top_p", float),
@@ -48,24 +48,12 @@ def read_gguf(
     """
     file = read_gguf_file(path)
     family = _family(file)
-    prefix = f"{family.gguf.architecture}."
-    entries = StrictDict(
-        {
-            key.removeprefix(prefix): _rounded(value)
-            for key, value in file.metadata.items()
-            if key.startswith(prefix)
-        },
-        f"{path}: {prefix}*",
-    )
     notices: list[str] = []
     tensors = dict(file.tensors)
     factors = {name: tensors.pop(name).to_float32() for name in _FACTORS if name in tensors}
-    config = _read_config(entries, family, tensors, factors, notices)
-    entries.ignore(*(key.removeprefix(prefix) for key in ignore_keys))
-    entries.finish(
-        remedy="a key without bearing on the model can be passed over: --ignore-key NAME"
-    )
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     where = str(path)
+    config = read_config(file.metadata, family, shapes, factors, where, notices, ignore_keys)
     names = names_in_file(config, family.gguf.tensors, where)
     assigned = assign(config, tensors, names, where, allow_missing)
     tokenizer = _read_tokenizer(file, notices)
@@ -106,10 +94,41 @@ def _rounded(value: object) -> object:
     return value
 
 
-def _read_config(
+def read_config(
+    metadata: Mapping[str, object],
+    family: Family,
+    shapes: Mapping[str, Shape],
+    factors: Mapping[str, NDArray[np.float32]],
+    where: str,
+    notices: list[str],
+    ignore_keys: Iterable[str] = (),
+) -> DecoderConfig:
+    """The decoder that the keys under the architecture mean, with the tensors of these shapes.
+
+    `factors` are the divisors of rotary frequencies, which are tensors in the file.
+    Raises ConfigError for what cannot be honoured, and for keys that nothing has read.
+    """
+    prefix = f"{family.gguf.architecture}."
+    entries = StrictDict(
+        {
+            key.removeprefix(prefix): _rounded(value)
+            for key, value in metadata.items()
+            if key.startswith(prefix)
+        },
+        f"{where}: {prefix}*",
+    )
+    config = _read_entries(entries, family, shapes, factors, notices)
+    entries.ignore(*(key.removeprefix(prefix) for key in ignore_keys))
+    entries.finish(
+        remedy="a key without bearing on the model can be passed over: --ignore-key NAME"
+    )
+    return config
+
+
+def _read_entries(
     entries: StrictDict,
     family: Family,
-    tensors: Mapping[str, StoredTensor],
+    shapes: Mapping[str, Shape],
     factors: Mapping[str, NDArray[np.float32]],
     notices: list[str],
 ) -> DecoderConfig:
@@ -127,9 +146,9 @@ def _read_config(
     n_heads = _per_layer(entries, "attention.head_count", n_layers, None)
     n_kv_heads = _per_layer(entries, "attention.head_count_kv", n_layers, n_heads)
     d_head = _head_width(entries, d_model, n_heads[0])
-    embedding = tensors.get(table.tensors["embedding.weight"])
+    embedding = shapes.get(table.tensors["embedding.weight"])
     facts = Facts(
-        vocab_size=entries.take("vocab_size", int, embedding.shape[0] if embedding else 0),
+        vocab_size=entries.take("vocab_size", int, embedding[0] if embedding else 0),
         d_model=d_model,
         max_positions=max_positions,
         n_heads=n_heads,
@@ -144,10 +163,10 @@ def _read_config(
             notices=notices,
         ),
         eps=entries.take("attention.layer_norm_rms_epsilon", float),
-        tie_head=table.tensors["head.weight"] not in tensors,
-        qkv_bias=_has(tensors, table, "layers.{i}.attention.q.bias"),
-        out_bias=_has(tensors, table, "layers.{i}.attention.out.bias"),
-        mlp_bias=_has(tensors, table, "layers.{i}.feedforward.down.bias"),
+        tie_head=table.tensors["head.weight"] not in shapes,
+        qkv_bias=_has(shapes, table, "layers.{i}.attention.q.bias"),
+        out_bias=_has(shapes, table, "layers.{i}.attention.out.bias"),
+        mlp_bias=_has(shapes, table, "layers.{i}.feedforward.down.bias"),
     )
     return DecoderConfig.from_dict(family.decoder(facts), where)
 
@@ -179,9 +198,27 @@ def _head_width(entries: StrictDict, d_model: int, n_heads: int) -> int:
     return d_head
 
 
-def _has(tensors: Mapping[str, StoredTensor], table: GGUFTable, template: str) -> bool:
+def _has(shapes: Mapping[str, Shape], table: GGUFTable, template: str) -> bool:
     """Whether the first layer has a tensor; the format says so in no other way."""
-    return table.tensors[template].replace("{i}", "0") in tensors
+    return table.tensors[template].replace("{i}", "0") in shapes
+
+
+def rotated_rows(
+    config: DecoderConfig, table: GGUFTable, name: str
+) -> tuple[int, AttentionConfig] | None:
+    """The heads in the rows of a parameter that the format stores interleaved, and its attention.
+
+    None for every other parameter. Keys have fewer heads than queries: each matrix is permuted by
+    its own count.
+    """
+    template = template_of(name)
+    if template not in table.interleaved:
+        return None
+    attention = config.layers[int(name.split(".")[1])].attention
+    if attention.rotary is None:
+        return None
+    of_queries = template.startswith("layers.{i}.attention.q.")
+    return (attention.n_heads if of_queries else attention.n_kv_heads), attention
 
 
 def _to_half_split(
@@ -190,17 +227,12 @@ def _to_half_split(
     """Give the rows that are stored interleaved the half-split order of the configuration."""
     result = dict(tensors)
     for name, tensor in tensors.items():
-        template = template_of(name)
-        if template not in table.interleaved:
+        rotated = rotated_rows(config, table, name)
+        if rotated is None:
             continue
-        attention = config.layers[int(name.split(".")[1])].attention
-        rotary = attention.rotary
-        if rotary is None:
-            continue
-        # Keys have fewer heads than queries: each matrix is permuted by its own count.
-        of_queries = template.startswith("layers.{i}.attention.q.")
-        n_heads = attention.n_heads if of_queries else attention.n_kv_heads
-        order = half_split_from_interleaved(n_heads, attention.d_head, rotary.d_rotary)
+        n_heads, attention = rotated
+        assert attention.rotary is not None
+        order = half_split_from_interleaved(n_heads, attention.d_head, attention.rotary.d_rotary)
         result[name] = tensor.reordered(order)
     return result
 
@@ -208,7 +240,7 @@ def _to_half_split(
 def _read_generation(file: GGUFFile, tokenizer: "Tokenizer | None") -> dict[str, Any]:
     entries = StrictDict(file.metadata, str(file.path))
     generation: dict[str, Any] = {}
-    for name, (key, kind) in _SAMPLING.items():
+    for name, (key, kind) in SAMPLING.items():
         value = entries.take_optional(f"general.sampling.{key}", kind)
         if value is not None:
             generation[name] = _rounded(value)

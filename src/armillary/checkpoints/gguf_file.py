@@ -1,23 +1,24 @@
 """GGUF files, versions 2 and 3, little-endian: metadata, then tensors in GGML's encodings.
 
 A reader of our own, since a header must not be trusted: every count and length is held against the
-bytes that are left before anything is allocated. Knows nothing of models. Source: ggml's
-`docs/gguf.md`; the block formats are the gguf library's.
+bytes that are left before anything is allocated. A writer of our own too, since the library's holds
+whole tensors. Knows nothing of models. Source: ggml's `docs/gguf.md`; the block formats are the
+gguf library's.
 """
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.checkpoints.tensors import StoredTensor, encoded_bytes
+from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, encoded_bytes
 from armillary.errors import CheckpointError
-from armillary.files import map_file
+from armillary.files import map_file, write_atomically
 
 MAGIC = b"GGUF"
 _MAX_DIMENSIONS = 4
@@ -38,15 +39,31 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
+_UINT32, _INT32, _FLOAT32 = 4, 5, 6
+_WRITTEN_VERSION = 3
+_ALIGNMENT = 32  # what readers take when no file says otherwise
+
+
+class Encoded(NamedTuple):
+    """A metadata value as a file has it, type and all."""
+
+    data: memoryview
+
+
+Value = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What one file holds. Metadata values are Python's own: int, float, bool, str and lists."""
+    """What one file holds. Metadata values are Python's own: int, float, bool, str and lists.
+
+    `encoded` has each of them as it stands there, for who carries it over.
+    """
 
     path: Path
     version: int
     metadata: dict[str, object]
+    encoded: dict[str, Encoded]
     tensors: dict[str, StoredTensor]
 
 
@@ -60,13 +77,16 @@ def read_gguf_file(path: Path) -> GGUFFile:
     version = _version(cursor)
     n_tensors, n_keys = cursor.uint64(), cursor.uint64()
     metadata: dict[str, object] = {}
+    encoded: dict[str, Encoded] = {}
     for _ in range(n_keys):
         key = cursor.string("a key")
         if not key:
             raise cursor.fault("has a key without a name")
         if key in metadata:
             raise cursor.fault(f"key {key!r:.80} stands there twice")
+        begin = cursor.position
         metadata[key] = cursor.value(key)
+        encoded[key] = Encoded(data.data[begin : cursor.position])
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise cursor.fault(f"general.alignment is {alignment!r:.80}; it must be a power of two")
@@ -78,7 +98,7 @@ def read_gguf_file(path: Path) -> GGUFFile:
             raise cursor.fault(f"tensor {entry.name!r:.80} stands there twice")
         tensors[entry.name] = entry.mapped(data, start, alignment, path)
     _check_overlap(entries, tensors, path)
-    return GGUFFile(path, version, metadata, tensors)
+    return GGUFFile(path, version, metadata, encoded, tensors)
 
 
 def _version(cursor: "_Cursor") -> int:
@@ -229,3 +249,84 @@ def _check_overlap(
         if size and entry.offset < reached:
             raise CheckpointError(f"{path}: tensor {entry.name!r:.80} overlaps the one before it")
         reached = max(reached, entry.offset + size)
+
+
+def write_gguf_file(
+    path: Path, metadata: Mapping[str, Value | Encoded], tensors: Sequence[TensorToWrite]
+) -> None:
+    """Write a file, atomically and one chunk at a time.
+
+    Whole numbers are written as 32 bits (those of lists signed, as token types must be), others as
+    float32. Raises ValueError for a value of another type or size, a name that comes twice, and
+    chunks that do not add up to their tensor; UserError when the file cannot be written.
+    """
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path}: tensor {twice!r:.80} comes twice")
+    header = [
+        MAGIC,
+        struct.pack("<IQQ", _WRITTEN_VERSION, len(tensors), len(metadata)),
+        *(_text(key) + _encoded(key, value) for key, value in metadata.items()),
+    ]
+    offset = 0
+    for tensor in tensors:
+        header.append(_tensor_entry(tensor, offset))
+        offset += _aligned(encoded_bytes(tensor.shape, tensor.encoding))
+    with write_atomically(path) as file:
+        written = sum(map(file.write, header))
+        file.write(b"\0" * (_aligned(written) - written))
+        for tensor in tensors:
+            size = sum(file.write(memoryview(chunk).cast("B")) for chunk in tensor.chunks)
+            needed = encoded_bytes(tensor.shape, tensor.encoding)
+            if size != needed:
+                raise ValueError(f"{tensor.name}: {size} bytes were given, {needed} needed")
+            file.write(b"\0" * (_aligned(size) - size))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _tensor_entry(tensor: TensorToWrite, offset: int) -> bytes:
+    import gguf
+
+    sizes = tensor.shape[::-1]  # the fastest dimension first
+    kind = gguf.GGMLQuantizationType[tensor.encoding].value
+    return _text(tensor.name) + struct.pack(
+        f"<I{len(sizes)}QIQ", len(sizes), *sizes, int(kind), offset
+    )
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _encoded(key: str, value: Value | Encoded) -> bytes:
+    """A value with its type before it."""
+    if isinstance(value, Encoded):
+        return bytes(value.data)
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _text(value)
+    if isinstance(value, Sequence):
+        kinds = {type(item) for item in value}
+        if kinds <= {str}:
+            texts = b"".join(_text(item) for item in value)  # type: ignore[arg-type]
+            return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + texts
+        known = {bool: _BOOL, int: _INT32, float: _FLOAT32}
+        if len(kinds) > 1 or not kinds <= known.keys():
+            raise ValueError(f"{key}: a list of {kinds} cannot be written")
+        kind = known[kinds.pop()]
+        return struct.pack("<IIQ", _ARRAY, kind, len(value)) + _packed(key, kind, value)
+    scalar = _UINT32
+    if isinstance(value, bool | float):
+        scalar = _BOOL if isinstance(value, bool) else _FLOAT32
+    return struct.pack("<I", scalar) + _packed(key, scalar, [value])
+
+
+def _packed(key: str, kind: int, values: Sequence[Any]) -> bytes:
+    try:
+        return np.array(values, dtype=_NUMBERS[kind]).tobytes()
+    except OverflowError as error:
+        raise ValueError(f"{key}: {error}") from error

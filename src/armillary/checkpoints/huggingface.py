@@ -417,7 +417,7 @@ def _check_read_back(entries: Mapping[str, Any], config: DecoderConfig, family: 
         read = StrictDict(kept, f"the {family.name} family")
         again = _read_config(read, family, [], ("architectures", "model_type"))
         if _without_rotary(again) != _without_rotary(config):
-            key = _first_difference(_without_rotary(config), _without_rotary(again))
+            key = first_difference(_without_rotary(config), _without_rotary(again))
             raise ConfigError(f"{read.where} cannot express this decoder's {key}")
         for i, (ours, theirs) in enumerate(zip(config.layers, again.layers, strict=True)):
             if not _same_rotation(ours.attention.rotary, theirs.attention.rotary, config):
@@ -447,7 +447,8 @@ def _same_rotation(
     )
 
 
-def _first_difference(ours: Any, theirs: Any, path: str = "") -> str:
+def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
+    """The path of the first entry in which two differ, and its value in the first."""
     pairs: Iterable[tuple[Any, Any, Any]] = ()
     if isinstance(ours, dict) and isinstance(theirs, dict):
         pairs = [(key, ours[key], theirs.get(key)) for key in ours]
@@ -455,7 +456,7 @@ def _first_difference(ours: Any, theirs: Any, path: str = "") -> str:
         pairs = [(i, *both) for i, both in enumerate(zip(ours, theirs, strict=True))]
     for key, one, other in pairs:
         if one != other:
-            return _first_difference(one, other, f"{path}.{key}" if path else str(key))
+            return first_difference(one, other, f"{path}.{key}" if path else str(key))
     return f"{path} {json.dumps(ours):.80}"
 
 

@@ -1,6 +1,7 @@
 """Our own directories: config.json, safetensors, tokenizer.json, generation.json, a manifest.
 
 config.json is the `DecoderConfig` with a `format` marker; tensors go by our parameter names.
+Version 2 may hold quantised blocks (safetensors.py says how); it is written where there are any.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.huggingface import read_tokenizer
 from armillary.checkpoints.parameters import assign, check_parameters, parameter_shapes
 from armillary.checkpoints.safetensors import read_sharded, write_sharded
-from armillary.checkpoints.tensors import TensorToWrite
+from armillary.checkpoints.tensors import TensorToWrite, block_size
 from armillary.config import DecoderConfig
 from armillary.errors import CheckpointError, ConfigError
 from armillary.files import ALONE, Writer, read_json, verify_manifest, write_json
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 GENERATION = "generation.json"
 MARKER = "armillary"
-_VERSION = 1
+_PLAIN, _WITH_BLOCKS = 1, 2
 
 
 def save_armillary(
@@ -36,9 +37,10 @@ def save_armillary(
 ) -> None:
     """Write a directory, atomically and one chunk at a time.
 
-    `tensors` come under our names, one for each parameter, in F32, F16, BF16 or F64; `generation`
-    has the entries of `Checkpoint.generation`. An older save of that name is replaced. Several
-    processes may write together, each a part of the tensors (see `write_sharded`).
+    `tensors` come under our names, one for each parameter, in any encoding that can be read;
+    `generation` has the entries of `Checkpoint.generation`. An older save of that name is
+    replaced. Several processes may write together, each a part of the tensors (see
+    `write_sharded`).
     Raises ValueError for tensors that are not the configuration's parameters, UserError when the
     directory cannot be written or is not ours.
     """
@@ -46,12 +48,14 @@ def save_armillary(
     check_parameters(config, tensors)
     with writer.directory(directory) as partial:
         if writer.number == 0:
-            marker = {"format": MARKER, "format_version": _VERSION}
+            blocks = any(block_size(tensor.encoding)[0] > 1 for tensor in tensors)
+            version = _WITH_BLOCKS if blocks else _PLAIN
+            marker = {"format": MARKER, "format_version": version}
             write_json(partial / CONFIG, marker | config.to_dict())
             write_json(partial / GENERATION, dict(generation or {}))
             if tokenizer is not None:
                 tokenizer.save(partial)
-        write_sharded(partial, tensors, writer=writer)
+        write_sharded(partial, tensors, writer=writer, blocks=True)
 
 
 def read_armillary(
@@ -65,11 +69,11 @@ def read_armillary(
     path = directory / CONFIG
     entries = read_json(path)
     version = entries.pop("format_version", None)
-    if entries.pop("format", None) != MARKER or version != _VERSION:
-        raise CheckpointError(f"{path}: is of format version {version!r}; {_VERSION} is read")
+    if entries.pop("format", None) != MARKER or version not in (_PLAIN, _WITH_BLOCKS):
+        raise CheckpointError(f"{path}: is of format version {version!r}; 1 and 2 are read")
     config = DecoderConfig.from_dict(entries, str(path))
     names = {name: name for name in parameter_shapes(config)}
-    found, notices = read_sharded(directory)
+    found, notices = read_sharded(directory, blocks=version == _WITH_BLOCKS)
     return Checkpoint(
         config=config,
         tensors=assign(config, found, names, str(directory), allow_missing),

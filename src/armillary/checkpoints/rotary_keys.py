@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from armillary.config import RotaryConfig
 from armillary.errors import ConfigError
 from armillary.rope_scaling import (
+    NTK,
     AnyRopeScaling,
     DynamicNTK,
     Llama3,
@@ -290,6 +291,71 @@ def _rule_of_divisors(
     return LongRoPE(
         short_factor=listed, long_factor=listed, factor=1.0, original_window=max_positions
     )
+
+
+def write_gguf_rotary(
+    rotary: RotaryConfig, max_positions: int
+) -> tuple[dict[str, int | float | str], dict[str, NDArray[np.float32]]]:
+    """The rotary keys under the architecture, and the tensors of divisors, that say this.
+
+    Raises ConfigError for a rule that the format has no keys for.
+    """
+    rule, d_rotary = rotary.scaling, rotary.d_rotary
+    keys: dict[str, int | float | str] = {
+        "rope.dimension_count": d_rotary,
+        "rope.freq_base": rotary.base,
+    }
+    if isinstance(rule, NTK):
+        keys["rope.freq_base"] = float(
+            str(rule.to_huggingface(rotary.base, d_rotary)["rope_theta"])
+        )
+    elif isinstance(rule, PositionInterpolation):
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": rule.factor}
+    elif isinstance(rule, YaRN):
+        keys |= _gguf_yarn_keys(rule)
+    elif isinstance(rule, LongRoPE) and not _is_one_list(rule):
+        names = ("rope_factors_short.weight", "rope_factors_long.weight")
+        lists = (rule.short_factor, rule.long_factor)
+        return keys | {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": rule.original_window,
+            "rope.scaling.attn_factor": rule.attention_factor(),
+        }, {name: np.array(x, np.float32) for name, x in zip(names, lists, strict=True)}
+    elif isinstance(rule, Llama3 | LongRoPE):
+        theta = base_frequencies(rotary.base, d_rotary)
+        divisors = theta / rule.frequencies(rotary.base, d_rotary, max_positions)
+        return keys, {"rope_freqs.weight": divisors.astype(np.float32)}
+    elif isinstance(rule, DynamicNTK):
+        raise ConfigError(
+            "GGUF has no keys for the dynamic rule; give the model another one with armillary "
+            "extend apply, or write a directory"
+        )
+    return keys, {}
+
+
+def _gguf_yarn_keys(rule: YaRN) -> dict[str, int | float | str]:
+    if not rule.truncate:
+        raise ConfigError(
+            "GGUF has no key for yarn with bounds that are not rounded (truncate is false); "
+            "write a directory"
+        )
+    keys: dict[str, int | float | str] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rule.factor,
+        "rope.scaling.original_context_length": rule.original_window,
+        "rope.scaling.yarn_beta_fast": rule.beta_fast,
+        "rope.scaling.yarn_beta_slow": rule.beta_slow,
+    }
+    # The engine multiplies this into its own 1 + 0.1·ln s.
+    own = YaRN(factor=rule.factor, original_window=rule.original_window).attention_factor()
+    if rule.attention_factor() != own:
+        keys["rope.scaling.attn_factor"] = rule.attention_factor() / own
+    return keys
+
+
+def _is_one_list(rule: LongRoPE) -> bool:
+    """Whether a rule is no more than divisors, whatever the length."""
+    return rule.short_factor == rule.long_factor and rule.attention_factor() == 1.0
 
 
 def shortest_float(number: float | np.float32) -> float:

@@ -4,6 +4,10 @@ Reading is a parser of our own: the safetensors library checks offsets as strict
 duplicate keys and gives NumPy no BF16, and mapping needs the offsets that it keeps to itself.
 Sizes are held against the file's before anything is allocated. Source: safetensors' README,
 "Format".
+
+The format has no types of quantised blocks. Our own directories hold such a tensor as bytes (U8),
+its last dimension that of a row's bytes, beside an entry `encoding.NAME` of the metadata that names
+the encoding; the tensor's shape follows from both.
 """
 
 import json
@@ -35,22 +39,28 @@ INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100_000_000
 _MAX_DIMENSIONS = 16
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_BYTES = "U8"
+_ENCODING = "encoding."
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+def read_safetensors(path: Path, *, blocks: bool = False) -> dict[str, StoredTensor]:
     """Map the tensors of one file, by name, in the order of the header.
 
     Raises CheckpointError for every way in which header and file disagree, and for a tensor of a
-    type that is not F64, F32, F16 or BF16.
+    type that is not F64, F32, F16 or BF16, or with `blocks` one of bytes whose encoding is named.
     """
     data = map_file(path)
     header, start = _header(data, path)
-    _metadata(header, path)
+    metadata = _metadata(header, path)
+    encodings = _encodings(metadata, header, path) if blocks else {}
     tensors = {}
     spans: list[tuple[int, int, str]] = []
     body = data.size - start
     for name, entry in header.items():
-        encoding, shape, begin, end = _entry(f"{path}: tensor {name!r:.80}", entry, body)
+        where = f"{path}: tensor {name!r:.80}"
+        encoding, shape, begin, end = _entry(where, entry, body, bytes_too=name in encodings)
+        if name in encodings:
+            encoding, shape = _of_blocks(where, encodings[name], encoding, shape)
         spans.append((begin, end, name))
         chunk = data[start + begin : start + end]
         tensors[name] = StoredTensor(name, shape, encoding, chunk, str(path))
@@ -89,13 +99,52 @@ def _header(data: NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], int]:
     return parse_json(data[8 : 8 + length].tobytes(), f"{path} (header)"), 8 + length
 
 
-def _entry(where: str, entry: object, body: int) -> tuple[str, tuple[int, ...], int, int]:
+def _encodings(
+    metadata: Mapping[str, str], header: Mapping[str, Any], path: Path
+) -> dict[str, str]:
+    """The encodings of the tensors that hold blocks, by their names."""
+    encodings = {
+        key.removeprefix(_ENCODING): value
+        for key, value in metadata.items()
+        if key.startswith(_ENCODING)
+    }
+    for name in encodings:
+        if name not in header:
+            raise CheckpointError(
+                f"{path}: __metadata__ has an encoding of {name!r:.80}, no tensor"
+            )
+    return encodings
+
+
+def _of_blocks(
+    where: str, named: str, dtype: str, stored: tuple[int, ...]
+) -> tuple[str, tuple[int, ...]]:
+    """The encoding and the shape of a tensor of blocks, of which the file says bytes."""
+    try:
+        elements, size = block_size(named)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    if dtype != _BYTES or elements == 1:
+        raise CheckpointError(
+            f"{where} has dtype {dtype} and the encoding {named!r:.40}; blocks are held as {_BYTES}"
+        )
+    if not stored or stored[-1] % size:
+        raise CheckpointError(
+            f"{where}: rows of {stored[-1:]} bytes are no blocks of {size} bytes in {named}"
+        )
+    return named, (*stored[:-1], stored[-1] // size * elements)
+
+
+def _entry(
+    where: str, entry: object, body: int, *, bytes_too: bool
+) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} must have dtype, shape and data_offsets, and only these")
     encoding, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(encoding, str) or encoding not in _ITEM_BYTES:
+    item_bytes = _ITEM_BYTES | ({_BYTES: 1} if bytes_too else {})
+    if not isinstance(encoding, str) or encoding not in item_bytes:
         raise CheckpointError(
-            f"{where} has dtype {encoding!r:.80}; supported are {', '.join(_ITEM_BYTES)}"
+            f"{where} has dtype {encoding!r:.80}; supported are {', '.join(item_bytes)}"
         )
     if not _are_sizes(shape):
         raise CheckpointError(f"{where}: shape must be a list of whole numbers, not {shape!r:.80}")
@@ -108,7 +157,7 @@ def _entry(where: str, entry: object, body: int) -> tuple[str, tuple[int, ...], 
         raise CheckpointError(
             f"{where} ends at byte {end}, the file's data at {body}; fetch it again"
         )
-    if end - begin != math.prod(shape) * _ITEM_BYTES[encoding]:
+    if end - begin != math.prod(shape) * item_bytes[encoding]:
         raise CheckpointError(
             f"{where} takes {end - begin} bytes, which is not what {shape} of {encoding} needs"
         )
@@ -136,19 +185,20 @@ def _check_cover(spans: list[tuple[int, int, str]], body: int, path: Path) -> No
 
 
 def read_sharded(
-    directory: Path, allow_missing: bool = False
+    directory: Path, allow_missing: bool = False, *, blocks: bool = False
 ) -> tuple[dict[str, StoredTensor], list[str]]:
     """Map the tensors of a directory, and return with them notices about what was left out.
 
     `model.safetensors` is taken when it is there, as transformers does, else the shards that
-    `model.safetensors.index.json` names. `allow_missing` loads the shards that are there.
+    `model.safetensors.index.json` names. `allow_missing` loads the shards that are there; `blocks`
+    as in `read_safetensors`.
     Raises CheckpointError when the index and the shards disagree.
     """
     if (directory / SINGLE).is_file():
         notices = _unlisted(directory, {SINGLE}, f"is not {SINGLE}")
         if (directory / INDEX).is_file():
             notices.append(f"{INDEX} is not used, since {SINGLE} is there")
-        return read_safetensors(directory / SINGLE), notices
+        return read_safetensors(directory / SINGLE, blocks=blocks), notices
     index = directory / INDEX
     if not index.is_file():
         raise CheckpointError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
@@ -165,7 +215,7 @@ def read_sharded(
                 )
             notices.append(f"shard {shard} is not there; its weights stay unset")
             continue
-        found = read_safetensors(path)
+        found = read_safetensors(path, blocks=blocks)
         _check_shard(found, shard, placed, tensors)
         tensors.update(found)
     return tensors, notices
@@ -206,25 +256,35 @@ def _unlisted(directory: Path, listed: set[str], why: str) -> list[str]:
 
 
 def write_safetensors(
-    path: Path, tensors: Iterable[TensorToWrite], metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Iterable[TensorToWrite],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    blocks: bool = False,
 ) -> None:
     """Write tensors to one file, atomically, holding one chunk at a time.
 
-    Wider numbers come first, so that each tensor lies at a multiple of its number's size.
-    `metadata` goes into the header, for `read_metadata`.
-    Raises ValueError for a name that comes twice, an encoding that safetensors has not, and chunks
+    Wider numbers come first, so that each tensor lies at a multiple of its number's size; blocks,
+    which `blocks` allows, come last. `metadata` goes into the header, for `read_metadata`.
+    Raises ValueError for a name that comes twice, an encoding that cannot be stored, and chunks
     that do not add up to the tensor.
     """
-    ordered = sorted(tensors, key=lambda tensor: -block_size(tensor.encoding)[1])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    ordered = sorted(tensors, key=lambda tensor: -_ITEM_BYTES.get(tensor.encoding, 0))
+    encodings: dict[str, str] = {}
+    entries: dict[str, Any] = {}
     offset = 0
     for name, encoding, shape, _ in ordered:
-        if name in header or encoding not in _ITEM_BYTES:
-            fault = "comes twice" if name in header else f"cannot be stored as {encoding}"
+        plain = encoding in _ITEM_BYTES
+        if name in entries or not (plain or blocks):
+            fault = "comes twice" if name in entries else f"cannot be stored as {encoding}"
             raise ValueError(f"{path}: tensor {name!r:.80} {fault}")
         end = offset + encoded_bytes(shape, encoding)
-        header[name] = {"dtype": encoding, "shape": list(shape), "data_offsets": [offset, end]}
+        dtype, stored = (encoding, shape) if plain else (_BYTES, _byte_shape(shape, encoding))
+        if not plain:
+            encodings[f"{_ENCODING}{name}"] = encoding
+        entries[name] = {"dtype": dtype, "shape": list(stored), "data_offsets": [offset, end]}
         offset = end
+    header = {"__metadata__": {"format": "pt", **(metadata or {}), **encodings}, **entries}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with write_atomically(path) as file:
@@ -236,17 +296,24 @@ def write_safetensors(
                 raise ValueError(f"{tensor.name}: {written} bytes were given, {needed} needed")
 
 
+def _byte_shape(shape: tuple[int, ...], encoding: str) -> tuple[int, ...]:
+    elements, size = block_size(encoding)
+    return (*shape[:-1], shape[-1] // elements * size)
+
+
 def write_sharded(
     directory: Path,
     tensors: Sequence[TensorToWrite],
     max_shard_bytes: int | None = None,
     writer: Writer = ALONE,
+    *,
+    blocks: bool = False,
 ) -> None:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` and their index.
 
     A tensor that is larger than a shard may be has one to itself. Of several processes each
     writes about as much, in shards of its own, and the first the index; each is given all
-    tensors, and asked for the chunks of those that it writes.
+    tensors, and asked for the chunks of those that it writes. `blocks` as in `write_safetensors`.
     """
     total = sum(encoded_bytes(tensor.shape, tensor.encoding) for tensor in tensors)
     shards = [
@@ -257,7 +324,7 @@ def write_sharded(
     names = [SINGLE] if len(shards) == 1 else list(_shard_names(len(shards)))
     for name, (number, shard) in zip(names, shards, strict=True):
         if number == writer.number:
-            write_safetensors(directory / name, shard)
+            write_safetensors(directory / name, shard, blocks=blocks)
     if len(shards) > 1 and writer.number == 0:
         placed = {
             tensor.name: name

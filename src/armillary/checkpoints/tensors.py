@@ -8,7 +8,7 @@ little else.
 import functools
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -28,6 +28,10 @@ _PLAIN: dict[str, np.dtype[Any]] = {
 }
 # The commonest blocks' elements and bytes: the gguf library, which has all, is imported for others.
 BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
+# Block encodings that weights can be brought to.
+QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
+# Scales are half-precision numbers; a weight above the largest of them has none in any of these.
+_LARGEST = 65504.0
 
 
 @functools.cache
@@ -144,12 +148,22 @@ class StoredTensor:
             yield start, min(start + step, self.n_rows)
 
     def encoded(self, encoding: str) -> Iterator[NDArray[np.uint8]]:
-        """Yield the bytes of the tensor in a plain encoding, block of rows by block of rows."""
+        """Yield the bytes of the tensor in an encoding, block of rows by block of rows.
+
+        Raises CheckpointError for numbers that a block of `QUANTIZED` cannot hold.
+        """
         for start, stop in self.row_blocks():
             if encoding == self.encoding:
                 yield self.stored_rows(start, stop).reshape(-1)
-            else:
-                yield encode(self.rows(start, stop), encoding)
+                continue
+            numbers = self.rows(start, stop)
+            # Not the other way round: it is false for NaN too.
+            if encoding in QUANTIZED and not np.abs(numbers).max(initial=0) <= _LARGEST:
+                raise CheckpointError(
+                    f"{self.where}: {self.name} holds a number beyond {_LARGEST:g}, or none at all "
+                    f"(NaN), in rows {start} to {stop - 1}; it cannot be written as {encoding}"
+                )
+            yield encode(numbers, encoding)
         self.release()
 
     def release(self) -> None:
@@ -178,8 +192,19 @@ class TensorToWrite(NamedTuple):
 
 
 def to_write(tensor: StoredTensor, encoding: str) -> TensorToWrite:
-    """Return what a writer needs to write a stored tensor in a plain encoding."""
+    """Return what a writer needs to write a stored tensor in an encoding."""
     return TensorToWrite(tensor.name, encoding, tensor.shape, tensor.encoded(encoding))
+
+
+def telling(tensor: TensorToWrite, progress: Callable[[int], None]) -> TensorToWrite:
+    """Return the same to write; `progress` is called with the bytes of each chunk when taken."""
+
+    def chunks() -> Iterator[Any]:
+        for chunk in tensor.chunks:
+            yield chunk
+            progress(memoryview(chunk).nbytes)
+
+    return tensor._replace(chunks=chunks())
 
 
 def _decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
@@ -197,7 +222,12 @@ def _decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
 
 
 def encode(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
-    """Return float32 numbers as the bytes of a plain encoding, rounded to nearest even."""
+    """Return float32 numbers as the bytes of a plain encoding or of one of `QUANTIZED`.
+
+    Plain numbers are rounded to nearest even; blocks, which run along the last dimension, are
+    those of ggml's reference quantisers. Raises ValueError for another encoding, and for rows that
+    are no whole count of blocks.
+    """
     numbers = np.ascontiguousarray(numbers, dtype=np.float32)
     if encoding == "BF16":
         bits = numbers.reshape(-1).view(np.uint32)
@@ -205,6 +235,23 @@ def encode(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
         # Adding to a NaN's bits may carry into its sign or make it infinite.
         halves = np.where(np.isnan(numbers.reshape(-1)), 0x7FC0, rounded)
         return halves.astype("<u2").view(np.uint8)
+    if encoding in QUANTIZED:
+        return _quantize(numbers, encoding)
     if encoding not in _PLAIN:
-        raise ValueError(f"numbers can be written as {', '.join(_PLAIN)}, not {encoding}")
+        known = ", ".join((*_PLAIN, *QUANTIZED))
+        raise ValueError(f"numbers can be written as {known}, not {encoding}")
     return np.asarray(numbers.reshape(-1).astype(_PLAIN[encoding]).view(np.uint8))
+
+
+def _quantize(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
+    import gguf
+
+    elements, _ = block_size(encoding)
+    if not numbers.shape or numbers.shape[-1] % elements:
+        raise ValueError(f"rows of {numbers.shape[-1:]} are no blocks of {elements} in {encoding}")
+    if not numbers.size:
+        return np.empty(0, dtype=np.uint8)
+    # A block of subnormal numbers has a step of which there is no reciprocal, and scale 0.
+    with np.errstate(over="ignore", invalid="ignore"):
+        blocks = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[encoding])
+    return np.asarray(blocks, dtype=np.uint8).reshape(-1)

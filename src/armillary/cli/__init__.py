@@ -32,6 +32,7 @@ from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
 from armillary.cli.prepare import prepare
 from armillary.cli.pull import pull
+from armillary.cli.quantize import quantize
 from armillary.cli.tokenizer import tokenizer
 from armillary.cli.train import train
 from armillary.errors import UserError
@@ -47,6 +48,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     extend,
     evaluate,
     compare,
+    quantize,
 )
 
 app = typer.Typer(
@@ -88,6 +90,7 @@ def _root(
       armillary train examples/stdlib-small.yaml
       armillary extend plan smollm2-135m --to 32768
       armillary evaluate smollm2-135m --out results --minutes 10
+      armillary quantize my-model --to q8_0 --out my-model.gguf
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.

@@ -11,10 +11,11 @@ from armillary.errors import CheckpointError
 from armillary.tokenizer.definition import SPACE, Definition, is_marker
 from armillary.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+# Types of tokens.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 # A file names one end token; a chat ends with others too, which are known by their texts alone.
-_END_TEXTS = frozenset(
+END_TEXTS = frozenset(
     (
         *(
             "<|eot_id|>",
@@ -30,7 +31,7 @@ _END_TEXTS = frozenset(
         "<｜end▁of▁sentence｜>",
     )
 )
-_NAMED = {
+NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -63,7 +64,7 @@ class _Reader:
         self.eos_ids = self.read_eos_ids()
         for index in [self.named.get("bos_token"), *self.eos_ids]:
             if index is not None:
-                self.types[index] = _CONTROL
+                self.types[index] = CONTROL
 
     def error(self, key: str, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {key}: {problem}")
@@ -113,16 +114,16 @@ class _Reader:
 
     def read_types(self) -> list[int]:
         """Return a type for each token; what is written like a control token is one."""
-        types: list[int] = self.per_token("tokenizer.ggml.token_type", _NORMAL)
+        types: list[int] = self.per_token("tokenizer.ggml.token_type", NORMAL)
         return [
-            _CONTROL if (kind == _USER_DEFINED and is_marker(text)) or text in _END_TEXTS else kind
+            CONTROL if (kind == USER_DEFINED and is_marker(text)) or text in END_TEXTS else kind
             for text, kind in zip(self.tokens, types, strict=True)
         ]
 
     def read_named(self) -> dict[str, int]:
         # The format's own defaults hold for SentencePiece. Those for BPE are one model's ids.
         named = {"unk_token": 0, "bos_token": 1, "eos_token": 2} if self.model == "llama" else {}
-        for name, key in _NAMED.items():
+        for name, key in NAMED.items():
             index = self.token_id(key)
             if index is not None:
                 named[name] = index
@@ -140,7 +141,7 @@ class _Reader:
             self.named.get("eos_token"),
             *map(self.token_id, ("eot_token_id", "eom_token_id")),
         ]
-        texts = _END_TEXTS.intersection(self.tokens)
+        texts = END_TEXTS.intersection(self.tokens)
         if {"<|return|>", "<|call|>"} <= texts or {"<|calls|>", "<|flush|>"} <= texts:
             texts -= {"<|end|>"}  # there it ends a part of the answer, not the answer
         found = sorted(n for n, text in enumerate(self.tokens) if text in texts)
@@ -208,11 +209,11 @@ class _Reader:
                 # Not in the file: Phi-3's markers swallow the white space after them.
                 "rstrip": phi3 and text not in ("<unk>", "<s>", "<|endoftext|>"),
                 "normalized": False,
-                "special": kind in (_CONTROL, _UNKNOWN),
+                "special": kind in (CONTROL, UNKNOWN),
             }
             for index, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             # Spaces written as ▁ are reached by merges, since the text has other spaces.
-            if kind in (_CONTROL, _UNKNOWN) or (kind == _USER_DEFINED and SPACE not in text)
+            if kind in (CONTROL, UNKNOWN) or (kind == USER_DEFINED and SPACE not in text)
         ]
 
     def post_processor(self, prefix: Sequence[int]) -> dict[str, Any] | None:
@@ -305,7 +306,7 @@ class _Reader:
                 "continuing_subword_prefix": None,
                 "end_of_word_suffix": None,
                 "fuse_unk": True,
-                "byte_fallback": _BYTE in self.types,
+                "byte_fallback": BYTE in self.types,
                 "ignore_merges": False,
                 "vocab": self.vocabulary(),
                 "merges": merges,
@@ -324,7 +325,7 @@ class _Reader:
         spelt = {
             text: (-score, index)
             for index, (text, score) in enumerate(zip(self.tokens, scores, strict=True))
-            if self.types[index] not in (_CONTROL, _UNKNOWN, _BYTE)
+            if self.types[index] not in (CONTROL, UNKNOWN, BYTE)
         }
         ranked = [
             (spelt[text], text[:cut], text[cut:])

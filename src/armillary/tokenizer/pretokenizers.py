@@ -2,7 +2,8 @@
 
 A GGUF file names the cut (`tokenizer.ggml.pre`) and leaves out its patterns. Each name is bound
 here to patterns applied one after the other: a match stands alone, and so does the text between
-matches. Source: the models' own tokenizer.json files and llama.cpp's src/llama-vocab.cpp.
+matches. Of names that stand for the same, the first is the one that is written. Source: the models'
+own tokenizer.json files and llama.cpp's src/llama-vocab.cpp.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class PreTokenizer:
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _TAIL = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -63,8 +64,8 @@ _DEEPSEEK_LETTERS = (
 _DEEPSEEK_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
 _BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
 
-_DIGITS_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
-_PLAIN_GPT2 = PreTokenizer((_GPT2,))
+_DIGITS_GPT2 = PreTokenizer((r"\p{N}", GPT2_PATTERN))
+_PLAIN_GPT2 = PreTokenizer((GPT2_PATTERN,))
 _PLAIN_LLAMA3 = PreTokenizer((_LLAMA3,))
 _LLAMA3_BOS = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _PLAIN_QWEN2 = PreTokenizer((_QWEN2,))
@@ -78,12 +79,12 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     **dict.fromkeys(("gigachat", "a.x-4.0", "mellum"), _PLAIN_GPT2),
     **dict.fromkeys(
-        ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"),
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
         _DIGITS_GPT2,
     ),
     "mellum2": _DIGITS_GPT2,
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         _LLAMA3_BOS,
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _PLAIN_LLAMA3),
@@ -100,7 +101,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _PLAIN_GPT4O),
     **dict.fromkeys(("tiny_aya", "cohere2moe"), PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))),
-    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
         (
             r"[\r\n]",

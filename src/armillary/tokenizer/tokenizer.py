@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from armillary.errors import UserError
+from armillary.errors import CheckpointError, UserError
 from armillary.files import write_atomically, write_json
-from armillary.tokenizer import gguf, huggingface
+from armillary.tokenizer import gguf, gguf_write, huggingface
 from armillary.tokenizer.definition import (
     SPACE,
     Definition,
@@ -20,6 +20,15 @@ from armillary.tokenizer.definition import (
 )
 from armillary.tokenizer.encoder import Encoder, Places, byte_alphabet
 
+# What a tokenizer that was written must make the same tokens of as the one before. None begins with
+# a space: what is written of it is noticed where it differs.
+_PROBES = (
+    "",
+    "Hello world, it's 1234567 o'clock!  Don't you'LL WE'VE",
+    "def f(x):\n\treturn [x**2 for _ in range(10)]\r\n\n\n    # done   ",
+    "Grüße, naïve façade — “quoted” … ½ ² Ⅷ, Привет мир, Ελληνικά, עברית, हिन्दी",
+    "今天天气很好。東京タワー 한국어 ไทย 🤗👍🏽 a\u00a0b\u3000c",
+)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -44,6 +53,7 @@ class Tokenizer:
         self._encoder = Encoder(model, self._controls, definition.where)
         self._prefix = definition.prefix
         self._model = model
+        self._where = definition.where
 
         ids = {text: index for index, text in self._pieces.items()}
         self.named_tokens: dict[str, str] = dict(definition.names)
@@ -189,6 +199,37 @@ class Tokenizer:
     def _json(self) -> str:
         """The content of a tokenizer.json."""
         return json.dumps(self._model, ensure_ascii=False)
+
+    def to_gguf(
+        self, vocab_size: int, notices: list[str], *, eos_ids: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """GGUF metadata for a model of `vocab_size` embeddings, from which the same is read.
+
+        `eos_ids` are a model's own, where it has more than the tokenizer. `notices` gets what the
+        format leaves out. Raises CheckpointError for what it cannot say, found beforehand or by
+        the tokens of some texts.
+        """
+        definition = Definition(
+            model=json.loads(self._json),
+            names=self.named_tokens,
+            eos_ids=self.eos_ids if eos_ids is None else tuple(eos_ids),
+            prefix=self._prefix,
+            chat_templates=self.chat_templates,
+            where=self._where,
+        )
+        metadata = gguf_write.metadata(definition, vocab_size, notices)
+        again = Tokenizer.from_gguf(metadata, where=self._where)
+        for probe in _PROBES:
+            try:
+                wanted = self.encode(probe)
+            except UserError:  # a byte that the vocabulary has no token for
+                continue
+            if again.encode(probe) != wanted:
+                raise CheckpointError(
+                    f"{self._where}: written as GGUF, it makes other tokens of {probe!r:.60}; "
+                    "write a directory instead"
+                )
+        return metadata
 
     def _config(self) -> dict[str, Any]:
         config: dict[str, Any] = {

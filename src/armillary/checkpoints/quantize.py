@@ -1,0 +1,94 @@
+"""A checkpoint with its matrices in another encoding, written by blocks of rows.
+
+Which tensors are quantised is what llama.cpp does with its plain types, but for one: the matrix
+that gives the logits. There llama.cpp takes 6 bits where the others have 4; ours are 8, which both
+of our formats hold and every engine reads.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from armillary.checkpoints.checkpoint import Checkpoint
+from armillary.checkpoints.gguf_write import write_gguf
+from armillary.checkpoints.own_format import save_armillary
+from armillary.checkpoints.tensors import block_size, encoded_bytes, telling, to_write
+
+TARGETS: Mapping[str, str] = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "bf16": "BF16"}
+
+_FEW_BITS = frozenset({"Q4_0", "Q4_1"})
+_LOGITS = "Q8_0"
+_NO_BLOCKS = "F16"  # llama.cpp's, of matrices whose rows are no whole blocks
+_NOTHING_LOST = "F32"
+
+
+def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str], list[str]]:
+    """The encoding for each parameter when matrices are brought to `target`, and notices.
+
+    Vectors and tables of positions are F32. Matrices whose rows are no whole count of blocks are
+    F16. The matrix that gives the logits (the head, or the embedding when tied to it) has 8 bits
+    where `target` has 4.
+    """
+    config, tensors = checkpoint.config, checkpoint.tensors
+    logits = "embedding.weight" if config.tie_head else "head.weight"
+    encodings, unfit = {}, []
+    for name, tensor in tensors.items():
+        wanted = _LOGITS if name == logits and target in _FEW_BITS else target
+        if len(tensor.shape) < 2 or name == "position_table.weight":
+            wanted = _NOTHING_LOST
+        elif tensor.shape[-1] % block_size(wanted)[0]:
+            wanted = _NO_BLOCKS
+            unfit.append(name)
+        encodings[name] = wanted
+    notices = []
+    if unfit:
+        notices.append(
+            f"{len(unfit)} matrices have rows that are no multiple of {block_size(target)[0]} and "
+            f"are written as {_NO_BLOCKS}: {unfit[0]}{' and others' if len(unfit) > 1 else ''}"
+        )
+    before = sorted(
+        {
+            tensor.encoding
+            for name, tensor in tensors.items()
+            if tensor.encoding != encodings[name] and block_size(tensor.encoding)[0] > 1
+        }
+    )
+    if before:
+        notices.append(
+            f"the model is quantised already ({', '.join(before)}), and the errors add up; take "
+            "the original where there is one"
+        )
+    return encodings, notices
+
+
+def bytes_of(checkpoint: Checkpoint, encodings: Mapping[str, str] | None = None) -> int:
+    """Bytes of all weights, as they are stored or as `encodings` would have them."""
+    if encodings is None:
+        return sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    return sum(
+        encoded_bytes(tensor.shape, encodings[name]) for name, tensor in checkpoint.tensors.items()
+    )
+
+
+def write_encoded(
+    path: Path,
+    checkpoint: Checkpoint,
+    encodings: Mapping[str, str],
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[str]:
+    """Write a GGUF file (a path that ends in .gguf) or one of our directories; return notices.
+
+    Atomic; memory is that of a block of rows. `progress` is called with the bytes of each block.
+    Raises CheckpointError and ConfigError for what the format cannot say or the encoding not hold,
+    UserError when it cannot be written.
+    """
+    if path.suffix == ".gguf":
+        return write_gguf(path, checkpoint, encodings, progress=progress)
+    tensors = (to_write(tensor, encodings[name]) for name, tensor in checkpoint.tensors.items())
+    save_armillary(
+        path,
+        checkpoint.config,
+        [telling(tensor, progress) for tensor in tensors],
+        checkpoint.tokenizer,
+        checkpoint.generation,
+    )
+    return []
