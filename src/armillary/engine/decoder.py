@@ -11,10 +11,15 @@ from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
 from armillary.engine.kv_layout import Stored
 from armillary.engine.library import library
-from armillary.engine.plan import ROWS, Plan
+from armillary.engine.plan import Plan
 from armillary.engine.positions import Angles, position_rows
+from armillary.engine.prefill import PrefillPlan
 from armillary.engine.threads import physical_cores, team
 from armillary.engine.weights import Weights, Width
+
+
+_FROM = 32
+"""Rows from which on a pass is for many."""
 
 
 def _quiet(_: str) -> None:
@@ -52,10 +57,11 @@ class EngineDecoder:
         self.stored: Stored = cache or ("F32" if _all_float32(tensors, width) else "BF16")
         if any(layer.attention.d_head % 2 for layer in config.layers):
             self.stored = "F32"
-        code = library(notice)
+        self._code = library(notice)
         self._team = team(threads or physical_cores())
-        weights = Weights(tensors, width, notice)
-        self._plan = Plan(config, weights, code, self._team.threads, self.stored)
+        self._weights = weights = Weights(tensors, width, notice)
+        self._plan = Plan(config, weights, self._code, self._team.threads, self.stored)
+        self._prefill: PrefillPlan | None = None
         self._angles = [Angles(rotary) for rotary in self._plan.rotaries]
         self._table = position_rows(config, weights)
 
@@ -91,8 +97,12 @@ class EngineDecoder:
         ]
         results: list[list[NDArray[np.float32]]] = [[] for _ in caches]
         seen = [0] * len(caches)
-        for start in range(0, len(work), ROWS):
-            self._pass(caches, work[start : start + ROWS], seen, wanted, results)
+        start = 0
+        while start < len(work):
+            plan = self._plan_for(len(work) - start)
+            end = start + plan.rows
+            self._pass(plan, caches, work[start:end], seen, wanted, results)
+            start = end
         return [np.concatenate(parts) for parts in results]
 
     def _begin(self, cache: TextCache, new: Sequence[int]) -> list[int]:
@@ -108,15 +118,26 @@ class EngineDecoder:
         cache.filled_at = length
         return again
 
+    def _plan_for(self, rows: int) -> Plan:
+        """The plan for so many rows; that for many is made when it is first needed."""
+        if rows < _FROM:
+            return self._plan
+        if self._prefill is None:
+            self._prefill = PrefillPlan(
+                self.config, self._weights, self._code, self._team.threads, self.stored
+            )
+        return self._prefill
+
     def _pass(
         self,
+        plan: Plan,
         caches: Sequence[TextCache],
         work: Sequence[tuple[int, int]],
         seen: list[int],
         wanted: Sequence[int],
         results: list[list[NDArray[np.float32]]],
     ) -> None:
-        inputs, outputs = self._plan.inputs, []
+        inputs, outputs, chosen = plan.inputs, [], []
         for row, (text, token) in enumerate(work):
             cache = caches[text]
             place = cache.length
@@ -131,13 +152,12 @@ class EngineDecoder:
                 inputs.positions[row] = self._table(place)
             cache.tokens.append(token)
             if seen[text] >= wanted[text]:
-                inputs.chosen[len(outputs)] = row
+                chosen.append(row)
                 outputs.append(text)
             seen[text] += 1
-        inputs.rows[0], inputs.outputs[0] = len(work), len(outputs)
-        self._team.run(self._plan.program)
+        logits = plan.run(self._team, len(work), chosen)
         for number, text in enumerate(outputs):
-            results[text].append(self._plan.logits[number : number + 1].copy())
+            results[text].append(logits[number : number + 1])
 
     def _check(self, caches: Sequence[TextCache], tokens: Sequence[Sequence[int]]) -> None:
         if len(caches) != len(tokens) or len({id(cache) for cache in caches}) != len(caches):

@@ -95,7 +95,7 @@ def _key(machine: Machine) -> str:
     """A name for all that the code depends on: the machine, the compiler and the kernels' text."""
     digest = hashlib.sha256(repr((machine, llvmlite.__version__)).encode())
     folder = Path(__file__).parent
-    parts = ["emit.py", "compiler.py", "kernel.py", "gate.py", "kv_layout.py"]
+    parts = ["emit.py", "compiler.py", "kernel.py", "gate.py", "kv_layout.py", "tiling.py"]
     files = [folder / part for part in parts]
     for file in [*files, *sorted(folder.glob("formats/*.py")), *sorted(folder.glob("kernels/*.py"))]:
         digest.update(file.read_bytes())

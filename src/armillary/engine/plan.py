@@ -1,7 +1,8 @@
 """A decoder's configuration → the program that computes it: every part by kernels of its own.
 
-A pass takes up to `ROWS` tokens, each a row: of one text or of several, at any places. Rows meet
-only in attention, where each reads its own text as far as its own place.
+A pass takes some tokens, each a row: of one text or of several, at any places. Rows meet only in
+attention, where each reads its own text as far as its own place. This plan is for few rows, where
+memory sets the pace; `engine/prefill.py` has the one for many.
 
 Norms and the rounding to int8 are so short that each thread does them for itself, rather than wait
 for the others' part. Products share out their columns, and elementwise steps after them the same
@@ -15,11 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig, NormConfig
+from armillary.config import (
+    AttentionConfig,
+    DecoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    RotaryConfig,
+)
 from armillary.engine.formats import int8
 from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.program import Program, aligned
+from armillary.engine.threads import Team
 from armillary.engine.weights import Matrix, Weights
 
 ROWS = 16
@@ -29,16 +38,21 @@ _LINE = 64
 
 
 class Buffer:
-    """Rows of float32 or of int8 activations, for all threads together or for each its own."""
+    """Rows of activations, for all threads together or for each its own.
 
-    def __init__(self, row_bytes: int, threads: int = 0) -> None:
-        self.stride = -(-row_bytes // _LINE) * _LINE
-        self.private = self.stride * ROWS if threads else 0
-        self.data = aligned(self.stride * ROWS * max(1, threads))
+    A row is an odd count of cache lines, so that rows which are read side by side do not fall on
+    the same places of the cache.
+    """
+
+    def __init__(self, row_bytes: int, rows: int, threads: int = 0) -> None:
+        self.rows = rows
+        self.stride = (-(-row_bytes // _LINE) | 1) * _LINE
+        self.private = self.stride * rows if threads else 0
+        self.data = aligned(self.stride * rows * max(1, threads))
 
     def floats(self, width: int) -> NDArray[np.float32]:
-        """The rows as float32, (ROWS, width)."""
-        rows: NDArray[np.float32] = self.data.view(np.float32).reshape(ROWS, -1)[:, :width]
+        """The rows as float32, (R, width)."""
+        rows: NDArray[np.float32] = self.data.view(np.float32).reshape(self.rows, -1)[:, :width]
         return rows
 
 
@@ -60,15 +74,27 @@ class Inputs:
     positions: NDArray[np.float32] | None = None
 
     @classmethod
-    def of(cls, layers: int) -> "Inputs":
-        """Zeros."""
-        one, rows = (lambda: np.zeros(1, np.int64)), (lambda: np.zeros(ROWS, np.int64))
-        many = np.zeros((2, layers, ROWS), np.int64)
+    def of(cls, layers: int, count: int) -> "Inputs":
+        """Zeros, for so many rows at most."""
+        one, rows = (lambda: np.zeros(1, np.int64)), (lambda: np.zeros(count, np.int64))
+        many = np.zeros((2, layers, count), np.int64)
         return cls(one(), one(), rows(), rows(), rows(), rows(), rows(), many[0], many[1])
 
 
+def rotaries(config: DecoderConfig) -> list[RotaryConfig]:
+    """The rotations of a decoder, each once."""
+    found = dict.fromkeys(layer.attention.rotary for layer in config.layers)
+    return [rotary for rotary in found if rotary is not None]
+
+
 class Plan:
-    """The program of a decoder, and the memory that it works in."""
+    """The program of a decoder, and the memory that it works in.
+
+    `rows`: of a pass at most.
+    """
+
+    alone = True
+    """Whether each thread norms all rows for itself."""
 
     def __init__(
         self,
@@ -77,37 +103,47 @@ class Plan:
         code: Library,
         threads: int,
         stored: Stored,
+        rows: int = ROWS,
     ) -> None:
-        self.config, self.stored = config, stored
-        self._weights, self._threads = weights, threads
+        self.config, self.stored, self.rows = config, stored, rows
+        self._weights, self._threads, self._code = weights, threads, code
         self.program = Program(code)
-        self.inputs = Inputs.of(config.n_layers)
-        rotaries = [layer.attention.rotary for layer in config.layers]
-        self.rotaries = [rotary for rotary in dict.fromkeys(rotaries) if rotary is not None]
+        self.inputs = Inputs.of(config.n_layers, rows)
+        self.rotaries = rotaries(config)
         for rotary in self.rotaries:
-            self.inputs.cos.append(np.zeros((ROWS, rotary.d_rotary // 2), np.float32))
-            self.inputs.sin.append(np.zeros((ROWS, rotary.d_rotary // 2), np.float32))
-        self._scratch = aligned(SCRATCH * threads)
+            self.inputs.cos.append(np.zeros((rows, rotary.d_rotary // 2), np.float32))
+            self.inputs.sin.append(np.zeros((rows, rotary.d_rotary // 2), np.float32))
         self._whole: dict[Any, Buffer] = {}
-        d = config.d_model
-        self._x = Buffer(4 * d)
+        self._build()
+
+    def _build(self) -> None:
+        self._scratch = aligned(SCRATCH * self._threads)
+        self._x = self._shared("x", self.config.d_model)
         self._embed()
-        for number, layer in enumerate(config.layers):
+        for number, layer in enumerate(self.config.layers):
             self._layer(number, layer)
-        self.logits = self._head()
+        self._logits = self._head()
+
+    def run(self, team: Team, rows: int, chosen: Sequence[int]) -> NDArray[np.float32]:
+        """Compute the rows that `inputs` tells of → the logits of those chosen, (len(chosen), V)."""
+        inputs = self.inputs
+        inputs.rows[0], inputs.outputs[0] = rows, len(chosen)
+        inputs.chosen[: len(chosen)] = chosen
+        team.run(self.program)
+        return self._logits[: len(chosen)].copy()
 
     # Memory. A buffer is named for its use, and used again by every layer of the same sizes.
 
     def _shared(self, use: str, width: int) -> Buffer:
         key = (use, width)
         if key not in self._whole:
-            self._whole[key] = Buffer(4 * width)
+            self._whole[key] = Buffer(4 * width, self.rows)
         return self._whole[key]
 
     def _own(self, use: str, row_bytes: int) -> Buffer:
         key = (use, row_bytes, "own")
         if key not in self._whole:
-            self._whole[key] = Buffer(row_bytes, self._threads)
+            self._whole[key] = Buffer(row_bytes, self.rows, self._threads)
         return self._whole[key]
 
     # Steps.
@@ -178,6 +214,15 @@ class Plan:
                     sin=inputs.sin[which],
                     rows=rows,
                 )
+        out = self._shared("heads", wide)
+        self._attend(number, config, q, k, v, out)
+        return out
+
+    def _attend(
+        self, number: int, config: AttentionConfig, q: Buffer, k: Buffer, v: Buffer, out: Buffer
+    ) -> None:
+        """Put keys and values into the cache, and let the queries read it."""
+        inputs, rows = self.inputs, self.inputs.rows
         self.program.add(
             "scale",
             wait=False,
@@ -188,22 +233,9 @@ class Plan:
             factor=config.score_scale,
             rows=rows,
         )
-        sizes = {"kv_heads": config.n_kv_heads, "d_head": config.d_head}
-        sizes["d_value"] = value_width(config.d_head)
-        text = {"keys": inputs.keys[number], "values": inputs.values[number]}
-        self.program.add(
-            f"append_{self.stored}",
-            wait=True,
-            k=k.data,
-            v=v.data,
-            stride=k.stride,
-            **sizes,
-            **text,
-            capacities=inputs.room,
-            places=inputs.places,
-            rows=rows,
-        )
-        group, window = config.n_heads // config.n_kv_heads, config.window or 0
+        self._append(number, config, k, v)
+        window = config.window or 0
+        sizes = self._sizes(config)
         found = self._shared(
             "found", SEGMENTS * config.n_heads * (2 + value_width(config.d_head))
         )
@@ -213,30 +245,54 @@ class Plan:
             q=q.data,
             q_stride=q.stride,
             **sizes,
-            group=group,
             window=window,
             cap=config.soft_cap or 0.0,
-            **text,
+            keys=inputs.keys[number],
+            values=inputs.values[number],
             capacities=inputs.room,
             lengths=inputs.lengths,
             found=found.data,
             scratch=self._scratch,
             rows=rows,
         )
-        out = self._shared("heads", wide)
         self.program.add(
             "combine",
             wait=True,
             found=found.data,
             **sizes,
-            group=group,
             window=window,
             lengths=inputs.lengths,
             out=out.data,
             out_stride=out.stride,
             rows=rows,
         )
-        return out
+
+    def _append(self, number: int, config: AttentionConfig, k: Buffer, v: Buffer) -> None:
+        inputs = self.inputs
+        self.program.add(
+            f"append_{self.stored}",
+            wait=True,
+            k=k.data,
+            v=v.data,
+            stride=k.stride,
+            kv_heads=config.n_kv_heads,
+            d_head=config.d_head,
+            d_value=value_width(config.d_head),
+            keys=inputs.keys[number],
+            values=inputs.values[number],
+            capacities=inputs.room,
+            places=inputs.places,
+            rows=inputs.rows,
+        )
+
+    @staticmethod
+    def _sizes(config: AttentionConfig) -> dict[str, int]:
+        return {
+            "kv_heads": config.n_kv_heads,
+            "group": config.n_heads // config.n_kv_heads,
+            "d_head": config.d_head,
+            "d_value": value_width(config.d_head),
+        }
 
     def _feedforward(self, name: str, config: FeedForwardConfig, x: Buffer) -> Buffer:
         d, f = self.config.d_model, config.d_ff
@@ -296,7 +352,7 @@ class Plan:
         if config.final_norm is not None:
             x = self._norm("final_norm", config.final_norm, last, d, "final", rows=outputs)
         matrix = self._weights.matrix("embedding.weight" if config.tie_head else "head.weight")
-        logits = Buffer(4 * config.vocab_size)
+        logits = self._shared("logits", config.vocab_size)
         bias = self._weights.optional("head.bias")
         self._multiply([(matrix, bias, logits)], x, d, rows=outputs)
         if config.final_soft_cap is not None:
@@ -322,7 +378,8 @@ class Plan:
         shared: bool = False,
         rows: NDArray[np.int64] | None = None,
     ) -> Buffer:
-        """Rows normalised, each thread for itself unless `shared`."""
+        """Rows normalised, each thread for itself unless they are many or `shared`."""
+        shared = shared or not self.alone
         out = self._shared(use, d) if shared else self._own(use, 4 * d)
         self._normalise(name, config, x, out, 1, d, rows, wait=shared)
         return out

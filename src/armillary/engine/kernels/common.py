@@ -49,6 +49,12 @@ def shorts(e: Emit, address: ir.Value) -> ir.Value:
     return e.builder.inttoptr(address, ir.IntType(16).as_pointer())
 
 
+@emitted(types.CPointer(types.int32))
+def whole_numbers(e: Emit, address: ir.Value) -> ir.Value:
+    """The signed 32-bit numbers from an address on, to be indexed."""
+    return e.builder.inttoptr(address, I32.as_pointer())
+
+
 @emitted(types.float32)
 def as_float(e: Emit, bits: ir.Value) -> ir.Value:
     """32 bits as a float32."""

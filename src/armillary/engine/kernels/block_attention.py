@@ -1,0 +1,376 @@
+"""Attention of many queries over the cache, as products of matrices on blocks that stay in cache.
+
+Queries of one text and one head of keys are taken some vectors at a time, a lane each, and meet
+CHUNK keys at a time: scores (keys, queries), softmax down the columns, then values (d_v, queries).
+All that softmax by parts keeps is a vector of lanes, and the keys and values are read as the cache
+has them, a word to all lanes. Source: Dao et al. 2022, §3.1.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import register_jitable
+
+from armillary.engine.emit import I16, I32, Emit, emitted
+from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
+from armillary.engine.kernels.common import floats, share_items, whole_numbers, word
+from armillary.engine.kernels.elementary import tanh
+from armillary.engine.kernels.tile import SUMS, WORDS, interleave, lay, tile, transpose
+from armillary.engine.kv_layout import BLOCK, CHUNK, Stored
+from armillary.engine.machine import Machine
+from armillary.engine.tiling import LANES, tile_rows, tile_vectors, wide
+
+_MASKED = np.float32(-1e30)
+_LOWEST = np.float32(-1e20)
+"""Where the largest score begins: so far above a masked one that 2^(masked − lowest) is 0."""
+_LOG2E = np.float32(math.log2(math.e))
+_VECTOR = 4 * LANES
+"""Bytes of a vector."""
+
+
+def block_attention(stored: Stored, machine: Machine) -> Kernel:
+    """Queries (R, h·d_h), turned, over the cache → heads side by side, (R, h·d_h).
+
+    Rows that follow each other in one text are taken together.
+    """
+    most = tile_vectors(machine)
+    scores_1, scores_2, scores_3 = (_scores(stored, machine, min(n, most)) for n in (1, 2, 3))
+    soften_1, soften_2, soften_3 = (_soften(stored, machine, min(n, most)) for n in (1, 2, 3))
+    gather_1, gather_2, gather_3 = (_gather(stored, machine, min(n, most)) for n in (1, 2, 3))
+    mask_1, mask_2, mask_3 = (_mask(min(n, most)) for n in (1, 2, 3))
+    lay_out, exchange = lay(machine, stored), transpose()
+    queries = LANES * most
+    size, per_word = (4, 1) if stored == "F32" else (2, 2)
+
+    @register_jitable
+    def attend(
+        first: int, begin: int, count: int, q: int, q_stride: int, group: int, d_head: int,
+        d_value: int, window: int, cap: float, scale: float, k: int, v: int, lengths: int,
+        out: int, out_stride: int, scratch: int,
+    ) -> None:
+        """Queries `begin` … of a text whose rows begin at `first`: query i is row i // group."""
+        vectors = (count + LANES - 1) // LANES
+        step = _VECTOR * vectors
+        wide_d = (d_head + 2 * LANES - 1) // (2 * LANES) * 2 * LANES
+        state = scratch
+        limits = state + 3 * step
+        packed = limits + 2 * step
+        scores = packed + wide_d // per_word * step
+        weights = scores + CHUNK * step
+        sums = weights + CHUNK // per_word * step
+        stage = sums + d_value * step
+
+        lows, ends = whole_numbers(limits), whole_numbers(limits + step)
+        kept = floats(state)
+        for i in range(vectors * LANES):
+            length = 0
+            if i < count:
+                length = word(lengths + 8 * (first + (begin + i) // group))
+            ends[i] = length
+            lows[i] = max(0, length - window) if window else 0
+            kept[i] = _LOWEST
+            kept[vectors * LANES + i] = np.float32(0)
+        staged = floats(stage)
+        for part in range(vectors):
+            for lane in range(LANES):
+                i = part * LANES + lane
+                filled = 0
+                if i < count:
+                    filled = d_head
+                    query = begin + i
+                    from_ = floats(
+                        q + (first + query // group) * q_stride + query % group * d_head * 4
+                    )
+                    for j in range(d_head):
+                        staged[lane * wide_d + j] = from_[j] * scale
+                for j in range(filled, wide_d):
+                    staged[lane * wide_d + j] = np.float32(0)
+            lay_out(stage, 4 * wide_d, wide_d // (2 * LANES), packed + part * _VECTOR, step)
+        added = floats(sums)
+        for i in range(d_value * vectors * LANES):
+            added[i] = np.float32(0)
+
+        shortest = word(lengths + 8 * (first + begin // group))
+        longest = word(lengths + 8 * (first + (begin + count - 1) // group))
+        token = max(0, shortest - window) // CHUNK * CHUNK if window else 0
+        highest = max(0, longest - window) if window else 0
+        while token < longest:
+            there = min(CHUNK, (longest - token + BLOCK - 1) // BLOCK * BLOCK)
+            keys, values = k + token * d_head * size, v + token * d_value * size
+            d_words, words = d_head // per_word, there // per_word
+            if vectors == 3:
+                scores_3(keys, d_words, there, packed, scores)
+            elif vectors == 2:
+                scores_2(keys, d_words, there, packed, scores)
+            else:
+                scores_1(keys, d_words, there, packed, scores)
+            if cap > 0:
+                bounded, inverse = floats(scores), np.float32(1) / cap
+                for i in range(there * vectors * LANES):
+                    bounded[i] = cap * tanh(bounded[i] * inverse)
+            if token < highest or token + there > shortest:
+                if vectors == 3:
+                    mask_3(scores, token, there, limits)
+                elif vectors == 2:
+                    mask_2(scores, token, there, limits)
+                else:
+                    mask_1(scores, token, there, limits)
+            if vectors == 3:
+                soften_3(scores, there, weights, state)
+                gather_3(values, d_value, words, weights, sums, state)
+            elif vectors == 2:
+                soften_2(scores, there, weights, state)
+                gather_2(values, d_value, words, weights, sums, state)
+            else:
+                soften_1(scores, there, weights, state)
+                gather_1(values, d_value, words, weights, sums, state)
+            token += CHUNK
+
+        for part in range(vectors):
+            for column in range(0, d_value, LANES):
+                from_sums = sums + column * step + part * _VECTOR
+                exchange(from_sums, step, stage + 4 * column, 4 * d_value)
+            for lane in range(min(LANES, count - part * LANES)):
+                i = part * LANES + lane
+                query = begin + i
+                inverse = np.float32(1) / kept[vectors * LANES + i]
+                to = floats(
+                    out + (first + query // group) * out_stride + query % group * d_head * 4
+                )
+                for j in range(d_head):
+                    to[j] = staged[lane * d_value + j] * inverse
+
+    @register_jitable
+    def chunks(first: int, begin: int, count: int, group: int, window: int, lengths: int) -> int:
+        """Chunks that queries read."""
+        shortest = word(lengths + 8 * (first + begin // group))
+        longest = word(lengths + 8 * (first + (begin + count - 1) // group))
+        low = max(0, shortest - window) // CHUNK if window else 0
+        return (longest + CHUNK - 1) // CHUNK - low
+
+    def block_attention(
+        thread: int,
+        threads: int,
+        q: Address,
+        q_stride: Size,
+        kv_heads: Size,
+        group: Size,
+        d_head: Size,
+        d_value: Size,
+        window: Size,
+        cap: Number,
+        scale: Number,
+        keys: Address,
+        values: Address,
+        capacities: Address,
+        lengths: Address,
+        out: Address,
+        out_stride: Size,
+        scratch: Address,
+        scratch_bytes: Size,
+        rows: Live,
+    ) -> None:
+        # For each row: where its keys and values lie, for how many tokens there is room, and how
+        # many it reads. A thread takes the blocks that begin in its part of all chunks to read.
+        total = 0
+        row = 0
+        while row < rows:
+            last = _text_end(row, keys, rows)
+            for begin in range(0, (last - row) * group, queries):
+                count = min(queries, (last - row) * group - begin)
+                total += kv_heads * chunks(row, begin, count, group, window, lengths)
+            row = last
+        start, stop = share_items(total, thread, threads)
+        mine = scratch + thread * scratch_bytes
+        # In base 2, so that a power of two is all that is to be computed of a score.
+        cap_2, scale_2 = cap * _LOG2E, scale * _LOG2E
+        row, done = 0, 0
+        while row < rows:
+            last, capacity = _text_end(row, keys, rows), word(capacities + 8 * row)
+            for head in range(kv_heads):
+                k = word(keys + 8 * row) + head * capacity * d_head * size
+                v = word(values + 8 * row) + head * capacity * d_value * size
+                shift = head * group * d_head * 4
+                for begin in range(0, (last - row) * group, queries):
+                    count = min(queries, (last - row) * group - begin)
+                    if start <= done < stop:
+                        attend(
+                            row, begin, count, q + shift, q_stride, group, d_head, d_value,
+                            window, cap_2, scale_2, k, v, lengths, out + shift, out_stride, mine,
+                        )
+                    done += chunks(row, begin, count, group, window, lengths)
+            row = last
+
+    return kernel(block_attention, stored)
+
+
+@register_jitable
+def _text_end(row: int, keys: int, rows: int) -> int:
+    """The first row after `row` that is of another text."""
+    last = row + 1
+    while last < rows and word(keys + 8 * last) == word(keys + 8 * row):
+        last += 1
+    return last
+
+
+def _scores(stored: Stored, machine: Machine, vectors: int) -> Any:
+    """Keys, `count` of them, times queries: (count, vectors · 16)."""
+    at_once = tile_rows(machine)
+
+    @emitted(types.void)
+    def scores(
+        e: Emit, keys: ir.Value, d_words: ir.Value, count: ir.Value, q: ir.Value, out: ir.Value
+    ) -> None:
+        with e.loop(e.div(count, BLOCK)) as block:
+            near = e.add(keys, e.mul(e.mul(block, d_words), _VECTOR))
+            below = e.add(out, e.mul(block, BLOCK * _VECTOR * vectors))
+            with e.loop(BLOCK // at_once) as part:
+                first = e.add(near, e.mul(part, 4 * at_once))
+                to = e.add(below, e.mul(part, at_once * _VECTOR * vectors))
+                rows = [e.add(first, 4 * lane) for lane in range(at_once)]
+
+                def finish(row: int, sums: list[ir.Value], to: ir.Value = to) -> None:
+                    for one, total in enumerate(sums):
+                        e.store(total, to, (row * vectors + one) * _VECTOR)
+
+                step = _VECTOR * vectors
+                tile(e, machine, stored, rows, _VECTOR, q, step, d_words, vectors, finish)
+
+    return scores
+
+
+def _mask(vectors: int) -> Any:
+    """Scores of tokens that a query does not read: before its window, or after itself."""
+
+    @emitted(types.void)
+    def mask(
+        e: Emit, scores: ir.Value, token: ir.Value, count: ir.Value, limits: ir.Value
+    ) -> None:
+        b = e.builder
+        both = [e.load(WORDS, limits, one * _VECTOR) for one in range(2 * vectors)]
+        lows, ends = both[:vectors], both[vectors:]
+        hidden = e.constant(float(_MASKED), SUMS)
+        with e.loop(count) as index:
+            here = e.splat(b.trunc(e.add(token, index), I32), LANES)
+            at = e.add(scores, e.mul(index, vectors * _VECTOR))
+            for one in range(vectors):
+                after = b.icmp_signed(">=", here, lows[one])
+                before = b.icmp_signed("<", here, ends[one])
+                score = e.load(SUMS, at, one * _VECTOR)
+                e.store(b.select(b.and_(after, before), score, hidden), at, one * _VECTOR)
+
+    return mask
+
+
+def _soften(stored: Stored, machine: Machine, vectors: int) -> Any:
+    """Scores of a chunk → weights 2^(score − m), as words of tokens that follow each other.
+
+    `state` holds vectors of m, of the sums of weights, and of 2^(m before − m).
+    """
+    # Weights that are rounded to bfloat16 need no better.
+    powers = _powers_of_two(4 if stored == "BF16" else 7)
+
+    @emitted(types.void)
+    def soften(
+        e: Emit, scores: ir.Value, count: ir.Value, weights: ir.Value, state: ir.Value
+    ) -> None:
+        b = e.builder
+        step = vectors * _VECTOR
+        each = range(vectors)
+        before = [e.load(SUMS, state, one * _VECTOR) for one in each]
+        most = [e.variable(value) for value in before]
+        with e.loop(count) as index:
+            at = e.add(scores, e.mul(index, step))
+            for one in each:
+                score = e.load(SUMS, at, one * _VECTOR)
+                larger = b.fcmp_ordered(">", score, most[one].get())
+                most[one].set(b.select(larger, score, most[one].get()))
+        now = [value.get() for value in most]
+        totals = []
+        for one in each:
+            shrink = _power(e, machine, b.fsub(before[one], now[one]), powers)
+            e.store(now[one], state, one * _VECTOR)
+            e.store(shrink, state, 2 * step + one * _VECTOR)
+            total = e.load(SUMS, state, step + one * _VECTOR)
+            totals.append(e.variable(b.fmul(total, shrink)))
+        with e.loop(e.div(count, 2)) as pair:
+            at = e.add(scores, e.mul(pair, 2 * step))
+            to = e.add(weights, e.mul(pair, 2 * step if stored == "F32" else step))
+            for one in each:
+                two = []
+                for half in (0, 1):
+                    score = e.load(SUMS, at, half * step + one * _VECTOR)
+                    two.append(_power(e, machine, b.fsub(score, now[one]), powers))
+                totals[one].set(e.fadd(totals[one].get(), e.fadd(*two)))
+                if stored == "F32":
+                    for half in (0, 1):
+                        e.store(two[half], to, half * step + one * _VECTOR)
+                else:
+                    e.store(interleave(e, machine, *two), to, one * _VECTOR)
+        for one in each:
+            e.store(totals[one].get(), state, step + one * _VECTOR)
+
+    return soften
+
+
+def _gather(stored: Stored, machine: Machine, vectors: int) -> Any:
+    """Values of `count` words of tokens times weights, added to sums (d_v, vectors · 16)."""
+    at_once = tile_rows(machine)
+
+    @emitted(types.void)
+    def gather(
+        e: Emit,
+        values: ir.Value,
+        d_value: ir.Value,
+        count: ir.Value,
+        weights: ir.Value,
+        sums: ir.Value,
+        state: ir.Value,
+    ) -> None:
+        step = vectors * _VECTOR
+        shrink = [e.load(SUMS, state, 2 * step + one * _VECTOR) for one in range(vectors)]
+        with e.loop(e.div(d_value, at_once)) as part:
+            first = e.add(values, e.mul(part, 4 * at_once))
+            to = e.add(sums, e.mul(part, at_once * step))
+            rows = [e.add(first, 4 * lane) for lane in range(at_once)]
+
+            def finish(row: int, found: list[ir.Value]) -> None:
+                for one, total in enumerate(found):
+                    place = row * step + one * _VECTOR
+                    e.store(e.fma(e.load(SUMS, to, place), shrink[one], total), to, place)
+
+            apart = e.mul(d_value, 4)
+            tile(e, machine, stored, rows, apart, weights, step, count, vectors, finish)
+
+    return gather
+
+
+def _powers_of_two(degree: int) -> list[float]:
+    """Coefficients of 2^r for |r| ≤ ½, at Chebyshev's points."""
+    from numpy.polynomial import Chebyshev, Polynomial
+
+    near = Chebyshev.interpolate(np.exp2, degree, domain=[-0.5, 0.5])
+    return [float(each) for each in near.convert(kind=Polynomial).coef]
+
+
+def _power(e: Emit, machine: Machine, x: ir.Value, powers: Sequence[float]) -> ir.Value:
+    """2^x for x ≤ 0; 0, or next to it, where x is below −126."""
+    b = e.builder
+    if not wide(machine):
+        lowest = e.constant(-126.0, SUMS)
+        x = b.select(b.fcmp_ordered(">", x, lowest), x, lowest)
+    whole = e.call(f"llvm.rint.v{LANES}f32", SUMS, [x])
+    r = b.fsub(x, whole)
+    p = e.constant(powers[-1], SUMS)
+    for coefficient in reversed(powers[:-1]):
+        p = e.fma(p, r, e.constant(coefficient, SUMS))
+    if wide(machine):
+        # Without a mask, rounding as always.
+        more = [e.constant(0.0, SUMS), ir.Constant(I16, -1), ir.Constant(I32, 4)]
+        return e.call("llvm.x86.avx512.mask.scalef.ps.512", SUMS, [p, whole, *more])
+    shift = b.shl(b.fptosi(whole, WORDS), e.constant(23, WORDS))
+    return b.bitcast(b.add(b.bitcast(p, WORDS), shift), SUMS)

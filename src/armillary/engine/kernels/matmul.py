@@ -1,0 +1,180 @@
+"""Many rows of activations times a matrix, Y = X·Wᵀ, where arithmetic sets the pace.
+
+A thread brings some columns of Wᵀ at a time, whatever their format, to the layout that tiles read,
+in memory of its own that stays in its cache; then all rows of activations meet them.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import register_jitable
+
+from armillary.engine.emit import FLOATS, Emit, emitted, vector
+from armillary.engine.emit import F32 as FLOAT
+from armillary.engine.formats import Format
+from armillary.engine.kernel import Address, Kernel, Live, Size, kernel
+from armillary.engine.kernels.common import floats, share, share_items, shorts, word
+from armillary.engine.kernels.tile import SUMS, lay, nearest, pack, tile
+from armillary.engine.machine import Machine
+from armillary.engine.tiling import LANES, PART, multiplied_as, tile_rows, tile_vectors
+
+
+def matmul(form: Format, machine: Machine) -> Kernel:
+    """Products with weights of a format. X is in the numbers that `multiplied_as` names.
+
+    Rows are computed up to a whole tile, and columns up to a whole vector: `x` and `out` have
+    memory for them.
+    """
+    number = multiplied_as(form, machine)
+    per_word = 1 if number == "F32" else 2
+    at_once, most = tile_rows(machine), tile_vectors(machine)
+    tile_1, tile_2, tile_3 = (_tile(form, machine, min(count, most)) for count in (1, 2, 3))
+    fill = _fill(form, machine)
+
+    def matmul(
+        thread: int,
+        threads: int,
+        weights: Address,
+        row_bytes: Size,
+        order: Address,
+        n: Size,
+        k: Size,
+        x: Address,
+        x_stride: Size,
+        bias: Address,
+        out: Address,
+        out_stride: Size,
+        adds: Size,
+        scratch: Address,
+        scratch_bytes: Size,
+        rows: Live,
+    ) -> None:
+        # `order`: row i of W is stored row order[i]. `adds`: to what `out` holds.
+        first, last = share(n, thread, threads)
+        count = (k + per_word - 1) // per_word
+        starts = scratch + thread * scratch_bytes
+        stage = starts + 4 * LANES * most
+        panel = stage + 4 * LANES * PART
+        while first < last:
+            vectors = min(most, (last - first + LANES - 1) // LANES)
+            given, begin = floats(bias), floats(starts)
+            for i in range(vectors * LANES):
+                begin[i] = given[first + i] if bias and first + i < n else np.float32(0)
+            for v in range(vectors):
+                fill(
+                    weights, row_bytes, order, n, k, first + v * LANES, stage,
+                    panel + 4 * LANES * v, 4 * LANES * vectors,
+                )
+            to = out + 4 * first
+            for row in range(0, rows, at_once):
+                from_, there = x + row * x_stride, to + row * out_stride
+                if vectors == 3:
+                    tile_3(from_, x_stride, panel, count, starts, there, out_stride, adds)
+                elif vectors == 2:
+                    tile_2(from_, x_stride, panel, count, starts, there, out_stride, adds)
+                else:
+                    tile_1(from_, x_stride, panel, count, starts, there, out_stride, adds)
+            first += vectors * LANES
+
+    return kernel(matmul, form.name)
+
+
+def _fill(form: Format, machine: Machine) -> Any:
+    """16 rows of weights as columns of a panel, zeros for those that there are not."""
+    lay_out = lay(machine, multiplied_as(form, machine))
+    per_word = 1 if multiplied_as(form, machine) == "F32" else 2
+    block, nbytes = form.block, form.nbytes
+
+    @emitted(types.void)
+    def decode(e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
+        form.decode(e, weights, k, out)
+
+    @register_jitable
+    def fill(
+        weights: int, row_bytes: int, order: int, n: int, k: int, first: int, stage: int,
+        panel: int, step: int,
+    ) -> None:
+        for begin in range(0, k, PART):
+            count = min(PART, k - begin)
+            pairs = (count + 2 * LANES - 1) // (2 * LANES)
+            for row in range(LANES):
+                numbers = floats(stage + 4 * PART * row)
+                there = 0
+                if first + row < n:
+                    there = count
+                    stored = word(order + 8 * (first + row)) if order else first + row
+                    place = weights + stored * row_bytes + begin // block * nbytes
+                    decode(place, count, stage + 4 * PART * row)
+                for i in range(there, pairs * 2 * LANES):
+                    numbers[i] = 0
+            lay_out(stage, 4 * PART, pairs, panel + begin // per_word * step, step)
+
+    return fill
+
+
+def _tile(form: Format, machine: Machine, vectors: int) -> Any:
+    """A tile of the product, put where it belongs."""
+    number, rows = multiplied_as(form, machine), tile_rows(machine)
+
+    @emitted(types.void)
+    def multiply(
+        e: Emit,
+        x: ir.Value,
+        stride: ir.Value,
+        panel: ir.Value,
+        count: ir.Value,
+        starts: ir.Value,
+        out: ir.Value,
+        out_stride: ir.Value,
+        adds: ir.Value,
+    ) -> None:
+        xs = [e.add(x, e.mul(stride, row)) for row in range(rows)]
+        bias = [e.load(SUMS, starts, 4 * LANES * one) for one in range(vectors)]
+
+        def finish(row: int, sums: list[ir.Value]) -> None:
+            place = e.add(out, e.mul(out_stride, row))
+            for one, total in enumerate(sums):
+                offset = 4 * LANES * one
+                before = e.where(
+                    adds, lambda at=offset: e.load(SUMS, place, at), e.constant(0.0, SUMS)
+                )
+                e.store(e.fadd(e.fadd(total, bias[one]), before), place, offset)
+
+        tile(e, machine, number, xs, 4, panel, 4 * LANES * vectors, count, vectors, finish)
+
+    return multiply
+
+
+def narrow(machine: Machine) -> Kernel:
+    """Rows of float32 as bfloat16, up to a whole word."""
+
+    @emitted(types.void)
+    def narrow_part(e: Emit, x: ir.Value, out: ir.Value) -> None:
+        kind = vector(FLOAT, FLOATS)
+        e.store(pack(e, machine, e.load(kind, x), e.load(kind, x, 4 * FLOATS)), out)
+
+    def narrow(
+        thread: int,
+        threads: int,
+        x: Address,
+        x_stride: Size,
+        k: Size,
+        out: Address,
+        out_stride: Size,
+        rows: Live,
+    ) -> None:
+        first, last = share_items(rows, thread, threads)
+        whole = k // (2 * LANES)
+        for row in range(first, last):
+            a, b = x + row * x_stride, out + row * out_stride
+            for part in range(whole):
+                narrow_part(a + 8 * LANES * part, b + 4 * LANES * part)
+            from_, to = floats(a), shorts(b)
+            for i in range(whole * 2 * LANES, k):
+                to[i] = nearest(from_[i])
+            if k % 2:
+                to[k] = 0
+
+    return kernel(narrow)

@@ -1,0 +1,70 @@
+"""How blocks of rows meet matrices, for the kernels that multiply them and the plan that calls them.
+
+All is in words of 32 bits: a float32 number, or two bfloat16 numbers that are used one after the
+other. Sums of products are float32.
+"""
+
+from typing import Literal
+
+from armillary.engine.formats import Format
+from armillary.engine.kv_layout import CHUNK
+from armillary.engine.machine import Machine
+
+Number = Literal["F32", "BF16"]
+"""What numbers are multiplied as."""
+
+LANES = 16
+"""Words of a vector: columns that lie together."""
+
+MOST_ROWS, MOST_VECTORS = 8, 3
+"""Rows and vectors of columns that meet at once at most, so that their sums are in registers."""
+
+PART = 256
+"""Numbers of a row of weights that are brought to another layout together."""
+
+_LINE = 64
+
+
+def tile_rows(machine: Machine) -> int:
+    """Rows that meet at once: a divisor of MOST_ROWS."""
+    return MOST_ROWS if wide(machine) else 4
+
+
+def tile_vectors(machine: Machine) -> int:
+    """Vectors of columns that meet at once."""
+    return MOST_VECTORS if wide(machine) else 1
+
+
+def wide(machine: Machine) -> bool:
+    """Whether a vector of words is one register, and there are 32 of them."""
+    return "+avx512f" in machine.features.split(",")
+
+
+def multiplied_as(form: Format, machine: Machine) -> Number:
+    """What weights of a format are multiplied as: formats of few bits lose little as bfloat16."""
+    return "BF16" if machine.bf16_dot and form.name not in {"F32", "F16"} else "F32"
+
+
+def words(number: Number, k: int) -> int:
+    """Words of a row of k numbers, as whole vectors."""
+    numbers = -(-k // (2 * LANES)) * 2 * LANES
+    return numbers if number == "F32" else numbers // 2
+
+
+def row_stride(number: Number, k: int) -> int:
+    """Bytes from one row of k numbers to the next: an odd count of cache lines, so that the rows of
+    a tile do not fall on the same places of the cache."""
+    lines = words(number, k) * 4 // _LINE
+    return _LINE * (lines | 1)
+
+
+def panel_bytes(k: int) -> int:
+    """Bytes that a thread needs for the columns that it multiplies by, and to lay them out."""
+    return 4 * LANES * (MOST_VECTORS * words("F32", k) + PART + MOST_VECTORS)
+
+
+def attention_bytes(d_head: int, d_value: int) -> int:
+    """Bytes that a thread needs for the queries that it takes at once."""
+    queries = LANES * MOST_VECTORS
+    columns = words("F32", d_head) + 2 * CHUNK + d_value + 5
+    return 4 * (queries * columns + LANES * max(words("F32", d_head), d_value))
