@@ -21,6 +21,11 @@ def _quiet(_: str) -> None:
     """For who wants no notices."""
 
 
+def _all_float32(tensors: Mapping[str, StoredTensor], width: Width) -> bool:
+    stored = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) == 2}
+    return width == "float32" or (width == "stored" and stored <= {"F32", "F64"})
+
+
 class EngineDecoder:
     """Computes a configuration with the tensors of a checkpoint, in place where it can.
 
@@ -45,7 +50,7 @@ class EngineDecoder:
         # Kernels read as many bytes as the configuration says, whatever there is.
         check_filled(parameter_shapes(config), tensors)
         self.config = config
-        self.stored: Stored = cache or ("F32" if width == "float32" else "BF16")
+        self.stored: Stored = cache or ("F32" if _all_float32(tensors, width) else "BF16")
         if any(layer.attention.d_head % 2 for layer in config.layers):
             self.stored = "F32"
         code = library(notice)

@@ -94,7 +94,8 @@ def small_dot(e: Emit, machine: Machine, small: ir.Value, x: ir.Value) -> ir.Val
         return e.shuffle(halves[0], halves[1], range(8))
     wide = vector(I16, GROUP)
     products = b.sext(b.mul(b.sext(small, wide), b.sext(x, wide)), vector(I32, GROUP))
-    quarters = [e.part(products, first, LANES) for first in range(0, GROUP, LANES)]
+    fours = [range(first, GROUP, GROUP // LANES) for first in range(4)]
+    quarters = [e.shuffle(products, products, lanes) for lanes in fours]
     return b.add(b.add(quarters[0], quarters[1]), b.add(quarters[2], quarters[3]))
 
 
