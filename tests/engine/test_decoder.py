@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from armillary import reference
+from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.engine.cache import CacheFullError, TextCache
 from armillary.engine.decoder import EngineDecoder
@@ -14,7 +15,7 @@ from armillary.errors import CheckpointError
 from armillary.weights import build_filled
 from support.engine import engine, in_chunks, stored_tensors, text, weights_of
 from support.models import ORIGINAL_WINDOW, VARIANTS, config, layer
-from support.quantised import QUANTISED, meant
+from support.quantised import IN_FILES, meant
 
 EXACT = 1e-4
 """Logits in float32, which reach 50, from those of the specification."""
@@ -184,7 +185,7 @@ def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: bo
 
 
 @pytest.mark.parametrize("stored", ["F32", "BF16"])
-@pytest.mark.parametrize("encoding", ["F16", "BF16", *QUANTISED])
+@pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])
 def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
     encoding: str, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +205,7 @@ def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
         return [reference.forward(of.to_dict(), weights, np.array([ids]))[0, -1:] for ids in texts]
 
     unrounded = theirs()
-    rounding_reference(monkeypatch, int8=encoding in QUANTISED, cache=stored == "BF16")
+    rounding_reference(monkeypatch, int8=encoding in IN_FILES, cache=stored == "BF16")
     rounded = theirs()
     gaps = np.array([gap(*pair) for pair in zip(ours, rounded, strict=True)])
     steps = max(gap(*pair) for pair in zip(rounded, unrounded, strict=True))
@@ -212,7 +213,7 @@ def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
     assert gaps.max() <= max(EXACT, steps), (gaps, steps)
 
 
-@pytest.mark.parametrize("encoding", ["F16", "BF16", *QUANTISED])
+@pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])
 @pytest.mark.parametrize("width", ["float32", "bfloat16"])
 def test_weights_are_brought_to_a_width(width: str, encoding: str) -> None:
     of, ids = wide(), text(20)
@@ -243,21 +244,15 @@ def test_rows_that_a_file_has_in_another_order_are_taken_in_ours(name: str) -> N
 
 
 def test_formats_without_kernels_are_held_as_float32_and_told() -> None:
-    """Q5_0 here, whose blocks the gguf library knows."""
-    import gguf
-
+    """F64 here."""
     of, ids, told = wide(), text(9), list[str]()
-    tensors = stored_tensors(weights_of(of))
-    for key, tensor in tensors.items():
-        if len(tensor.shape) == 2:
-            kind = gguf.GGMLQuantizationType.Q5_0
-            rows = gguf.quantize(tensor.to_float32(), kind).reshape(-1)
-            tensors[key] = type(tensor)(key, tensor.shape, "Q5_0", rows, "test")
+    tensors = {
+        name: StoredTensor(name, array.shape, "F64", array.astype("f8").reshape(-1).view("u1"), "")
+        for name, array in weights_of(of).items()
+    }
     decoder = EngineDecoder(of, tensors, cache="F32", threads=1, notice=told.append)
-    weights = {name: tensor.to_float32() for name, tensor in tensors.items()}
-    whole = reference.forward(of.to_dict(), weights, np.array([ids]))[0]
-    assert gap(in_chunks(decoder, ids, [9]), whole) <= EXACT
-    assert told == ["no kernels for Q5_0: these weights are held as float32"]
+    assert gap(in_chunks(decoder, ids, [9]), specification(of, ids)) <= EXACT
+    assert told == ["no kernels for F64: these weights are held as float32"]
 
 
 # --- Batches -----------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from armillary.checkpoints.tensors import encode
 from armillary.engine.formats.affine import A4, A8
 
 PLAIN, QUANTISED = ("F32", "F16", "BF16"), ("Q8_0", "Q4_0", "Q4_1", "A4", "A8")
+IN_FILES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+"""Quantised formats of files that the gguf library can write; the last two have no kernels."""
 AFFINE = {"A4": (1, 0, 15, A4()), "A8": (2, -127, 127, A8())}
 """Of our own formats the d and m in a group, the least and the largest q, and the format."""
 GROUP = 32
@@ -92,7 +94,8 @@ def packed(x: np.ndarray) -> np.ndarray:
     """Activations as `formats/int8.py` lays them out: (R, bytes of a row)."""
     q, scales = rounded(x)
     sums = q.reshape(len(x), -1, GROUP).sum(-1, dtype=np.int32)
-    parts = (q, scales, scales * sums.astype(np.float32))
+    with np.errstate(over="ignore"):
+        parts = (q, scales, scales * sums.astype(np.float32))
     return np.concatenate([part.view(np.uint8) for part in parts], axis=1)
 
 

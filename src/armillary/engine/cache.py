@@ -34,6 +34,8 @@ class TextCache:
     ) -> None:
         if capacity is not None and capacity < 1:
             raise CacheFullError(f"capacity {capacity} must be at least 1")
+        if rotary_length is not None and rotary_length < 1:
+            raise ValueError(f"rotary_length {rotary_length} must be at least 1")
         self.config, self.stored = config, stored
         self.capacity, self.rotary_length = capacity, rotary_length
         self.tokens: list[int] = []

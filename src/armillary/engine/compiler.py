@@ -94,7 +94,8 @@ def _compiled(each: Kernel) -> tuple[str, str]:
         locals={},
     )
     # Linked and optimised is all that is wanted: Numba would go on to code for the host, which has
-    # none for another machine's instructions.
+    # none for another machine's instructions. (It still does so with functions that a kernel calls
+    # and that are not emitted, so those of `schedule` are compiled for their own processors only.)
     result.library._finalize_final_module = lambda: None
     with global_compiler_lock:
         result.library.finalize()

@@ -38,7 +38,8 @@ class EngineDecoder:
     of 32), or brought to float32 or bfloat16. `cache` is the type that keys and values are kept in;
     float32 where matrices are, else bfloat16. `threads`: the physical cores when None. `notice` is
     told what a person may want to know: that kernels are compiled, which weights have none.
-    Raises CheckpointError for missing, extra or misshapen tensors, naming them.
+    Raises CheckpointError for missing, extra or misshapen tensors, naming them; ValueError for no
+    threads.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class EngineDecoder:
         if any(layer.attention.d_head % 2 for layer in config.layers):
             self.stored = "F32"
         self._code = library(notice)
-        self._team = team(threads or physical_cores())
+        self._team = team(physical_cores() if threads is None else threads)
         self._weights = weights = Weights(tensors, width, notice)
         self._plan = Plan(config, weights, self._code, self._team.threads, self.stored)
         self._prefill: PrefillPlan | None = None

@@ -10,6 +10,8 @@ from armillary.engine.weights import Weights
 from armillary.rope_scaling import trained_frequencies
 
 _BLOCK = 256
+_KEPT = 64
+"""Blocks that are kept: a rule that varies with the length makes new ones at every step."""
 
 
 class Angles:
@@ -26,6 +28,8 @@ class Angles:
         """Those of a position in a text of a length, (d_rotary / 2,) each."""
         key = self._rotary.scaling.regime(length), position // _BLOCK
         if key not in self._blocks:
+            if len(self._blocks) == _KEPT:
+                del self._blocks[next(iter(self._blocks))]
             self._blocks[key] = self._block(position // _BLOCK, length)
         block = self._blocks[key]
         cos[:], sin[:] = block[0][position % _BLOCK], block[1][position % _BLOCK]

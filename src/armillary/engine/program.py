@@ -33,7 +33,9 @@ class Program:
 
     @property
     def address(self) -> int:
-        """Where the steps lie."""
+        """Where the steps lie. Raises ValueError unless all threads wait at the end."""
+        if not self._steps or not self._steps[-1][2]:
+            raise ValueError("a program ends with a step that waits, or its end is not known")
         if len(self._table) != len(self._steps):
             self._table = np.array(self._steps, dtype=np.int64)
         return int(self._table.ctypes.data)
@@ -41,26 +43,33 @@ class Program:
     def add(self, name: str, *, wait: bool, **arguments: Any) -> None:
         """Call a kernel; with `wait`, no thread goes on before all are done with it.
 
-        Arrays stand for their addresses, None for 0. Raises TypeError for arguments that are not
-        the kernel's.
+        Arrays stand for their addresses, None for 0. Raises KeyError for an unknown kernel and
+        TypeError for arguments that are not the kernel's.
         """
         kinds = self._code.arguments[name]
         if arguments.keys() != kinds.keys():
             odd = sorted(arguments.keys() ^ kinds.keys())
             raise TypeError(f"{name}: {', '.join(odd)} missing or not known")
-        words = [self._word(kind, arguments[argument]) for argument, kind in kinds.items()]
+        words = [self._word(argument, kind, arguments[argument]) for argument, kind in kinds.items()]
         memory = np.array(words, dtype=np.int64)
         self._kept.append(memory)
         self._steps.append((self._code.address(name), int(memory.ctypes.data), int(wait)))
 
-    def _word(self, kind: Kind, value: Any) -> int:
-        if isinstance(value, np.ndarray):
-            self._kept.append(value)
-            return int(value.ctypes.data)
-        if value is None:
-            return 0
+    def _word(self, name: str, kind: Kind, value: Any) -> int:
+        if kind in {"address", "live"}:
+            return self._place(name, kind, value)
+        if not isinstance(value, int | float) or (kind == "size" and isinstance(value, float)):
+            raise TypeError(f"{name}: a {kind} is given as {value!r}")
         if kind == "number":
             return int(struct.unpack("<I", struct.pack("<f", value))[0])
-        if kind == "live":
-            raise TypeError(f"a live count is an array of one number, not {value!r}")
-        return int(value)
+        return value
+
+    def _place(self, name: str, kind: Kind, value: Any) -> int:
+        if value is None and kind == "address":
+            return 0
+        if not isinstance(value, np.ndarray) or not value.flags.c_contiguous:
+            raise TypeError(f"{name}: what has an address is a contiguous array, not {value!r}")
+        if kind == "live" and (value.dtype != np.int64 or value.size != 1):
+            raise TypeError(f"{name}: a live count is an array of one int64, not {value!r}")
+        self._kept.append(value)
+        return int(value.ctypes.data)

@@ -37,24 +37,31 @@ class Team:
 
     def __init__(self, code: Library, threads: int) -> None:
         self.threads = threads
-        self._gate = aligned(gate_bytes(threads))
-        self._asleep = np.zeros(threads, dtype=np.int64)
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         self._run, self._serve, self._launch = (
             kind(code.address(name)) for name in ("run", "serve", "launch")
         )
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._gate = aligned(gate_bytes(self.threads))
+        self._asleep = np.zeros(self.threads, dtype=np.int64)
         self._arguments = np.array([self._gate.ctypes.data, self._asleep.ctypes.data])
         self._place = int(self._arguments.ctypes.data)
         self._gate.view(np.int64)[YIELD // 8] = _yield_address()
-        self._wake = [threading.Semaphore(0) for _ in range(threads)]
+        self._wake = [threading.Semaphore(0) for _ in range(self.threads)]
         self._lock = threading.Lock()
-        for number in range(1, threads):
+        for number in range(1, self.threads):
             threading.Thread(
                 target=self._work, args=(number,), name=f"armillary-{number}", daemon=True
             ).start()
 
     def run(self, program: Program) -> None:
         """Run a program to its end."""
+        if self._process != os.getpid():
+            # A process that was forked off has none of the others.
+            self._begin()
         with self._lock:
             gate = self._gate.view(np.int64)
             gate[PROGRAM // 8], gate[COUNT // 8] = program.address, len(program)
@@ -74,7 +81,9 @@ class Team:
 
 @cache
 def team(threads: int) -> Team:
-    """The team of so many threads: models share it."""
+    """The team of so many threads: models share it. Raises ValueError for none."""
+    if threads < 1:
+        raise ValueError(f"threads is {threads}; at least one must do the work")
     return Team(library(), threads)
 
 

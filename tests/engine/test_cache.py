@@ -1,0 +1,87 @@
+"""Room for keys and values: how much, how it grows, and what a text may do with it."""
+
+import numpy as np
+import pytest
+
+from armillary.engine.cache import CacheFullError, TextCache
+from armillary.engine.kv_layout import CHUNK
+from support.models import VARIANTS, config, layer
+
+PLAIN = VARIANTS["plain"]
+
+
+@pytest.mark.parametrize(("stored", "size"), [("F32", 4), ("BF16", 2)])
+def test_its_size_is_that_of_the_key_value_heads(stored: str, size: int) -> None:
+    """Case 63: 2 · layers · kv heads · d_head · places · bytes of a number; never h for h_kv."""
+    heads = {"n_kv_heads": 2, "d_head": 16}
+    of = config(*[layer(attention=heads, rotary={"d_rotary": 16})] * 3)
+    for capacity in (CHUNK, 5 * CHUNK):
+        cache = TextCache(of, stored, capacity=capacity)  # type: ignore[arg-type]
+        assert cache.nbytes == 2 * 3 * 2 * 16 * capacity * size
+
+
+def test_a_fixed_cache_is_allocated_once() -> None:
+    cache = TextCache(PLAIN, capacity=200)
+    before = cache.addresses.copy()
+    for _ in range(200):
+        cache.reserve(1)
+        cache.tokens.append(1)
+    np.testing.assert_array_equal(cache.addresses, before)
+    with pytest.raises(CacheFullError, match="200 cached and 1 new tokens need 201 places"):
+        cache.reserve(1)
+
+
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+def test_a_growing_cache_at_most_doubles_and_keeps_what_it_has(stored: str) -> None:
+    cache = TextCache(PLAIN, stored)  # type: ignore[arg-type]
+    for part in (*cache.keys, *cache.values):
+        part[:] = np.arange(part.size).reshape(part.shape) % 251
+    before = [part.copy() for part in (*cache.keys, *cache.values)]
+    length = 0
+    while length < 1000:
+        cache.reserve(1)
+        cache.tokens.append(1)
+        length += 1
+        assert length <= cache.room <= max(CHUNK, 2 * length)
+        assert cache.room % CHUNK == 0
+    for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
+        np.testing.assert_array_equal(new[:, : old.shape[1]], old)
+    places = [[part.ctypes.data for part in parts] for parts in (cache.keys, cache.values)]
+    np.testing.assert_array_equal(cache.addresses, places)
+
+
+def test_a_copy_has_the_same_options_and_memory_of_its_own() -> None:
+    cache = TextCache(PLAIN, "F32", capacity=70, rotary_length=12)
+    cache.tokens += [1, 2, 3]
+    cache.filled_at = 12
+    other = cache.copy()
+    for name in ("config", "stored", "capacity", "rotary_length", "tokens", "filled_at", "room"):
+        assert getattr(other, name) == getattr(cache, name), name
+    assert other.tokens is not cache.tokens
+    mine, theirs = ({int(a) for a in each.addresses.flat} for each in (cache, other))
+    assert not mine & theirs
+    assert theirs == {part.ctypes.data for part in (*other.keys, *other.values)}
+
+
+def test_only_held_tokens_are_trimmed() -> None:
+    cache = TextCache(PLAIN)
+    cache.tokens += [1, 2, 3]
+    for count in (4, -1):
+        with pytest.raises(ValueError, match=f"cannot trim {count} of 3 tokens"):
+            cache.trim(count)
+    cache.trim(0)
+    assert cache.tokens == [1, 2, 3]
+    cache.trim(2)
+    assert cache.tokens == [1]
+    assert cache.length == 1
+
+
+@pytest.mark.parametrize("capacity", [0, -5])
+def test_a_capacity_is_at_least_one(capacity: int) -> None:
+    with pytest.raises(ValueError, match=f"capacity {capacity} must be at least 1"):
+        TextCache(PLAIN, capacity=capacity)
+
+
+def test_a_rotary_length_is_at_least_one() -> None:
+    with pytest.raises(ValueError, match="rotary_length 0 must be at least 1"):
+        TextCache(PLAIN, rotary_length=0)

@@ -1,0 +1,44 @@
+"""What a processor is taken for, by its features."""
+
+import pytest
+
+from armillary.engine.machine import Machine, host
+
+X86, ARM, MAC = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "arm64-apple-darwin"
+
+
+@pytest.mark.parametrize(
+    ("triple", "features", "dot"),
+    [
+        (X86, "avx2 avx512f avx512vl avx512vnni", "vnni"),
+        (X86, "avx2 avxvnni", "vnni"),
+        # Without the narrow forms the wide instruction is of no use.
+        (X86, "avx2 avx512f avx512vnni", "avx2"),
+        (X86, "avx2 fma", "avx2"),
+        (X86, "avx sse4.2", "plain"),
+        (X86, "", "plain"),
+        (ARM, "neon dotprod", "neon"),
+        (MAC, "neon dotprod", "neon"),
+        (ARM, "neon", "plain"),
+        # Another processor's features say nothing.
+        (ARM, "avx2 avxvnni", "plain"),
+        (X86, "dotprod", "plain"),
+        ("riscv64-unknown-linux-gnu", "v", "plain"),
+    ],
+)
+def test_bytes_are_multiplied_by_what_there_is(triple: str, features: str, dot: str) -> None:
+    machine = Machine.of(triple, "generic", dict.fromkeys(features.split(), True))
+    assert machine.int8_dot == dot
+    assert machine.features == ",".join("+" + each for each in features.split())
+
+
+def test_what_is_absent_is_said_to_be() -> None:
+    features = {"avx2": True, "avx512vl": True, "avx512vnni": False, "avxvnni": False}
+    machine = Machine.of(X86, "generic", features)
+    assert machine.int8_dot == "avx2"
+    assert machine.features == "+avx2,+avx512vl,-avx512vnni,-avxvnni"
+
+
+def test_the_host_is_asked_once() -> None:
+    assert host() is host()
+    assert host().cpu
