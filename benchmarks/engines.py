@@ -5,9 +5,11 @@ that engines can take turns on the same machine and each one's peak memory is it
 
     {"do": "prefill", "tokens": […]}            → {"seconds": s}
     {"do": "decode", "tokens": […], "new": n}   → {"seconds": s of n steps, "ids": […]}
+    {"do": "batch", "prompts": […], "new": n}   → {"seconds": s of n steps of all}
     {"do": "memory"}                            → {"peak_bytes": b}
 
-Greedy throughout; the prompt's own time is not part of "decode".
+Greedy throughout; the prompt's own time is not part of "decode", and a prompt that is asked for
+again at once is not taken in again.
 """
 
 import json
@@ -27,8 +29,53 @@ class Engine(Protocol):
     def step(self, token: int) -> int:
         """Take one more token in; the likeliest next one."""
 
+    def rewind(self, length: int) -> None:
+        """Forget all but the first tokens."""
+
 
 class Armillary:
+    """The engine for the CPU. `dtype` is that of the weights, "stored" for those of the file."""
+
+    def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
+        from armillary.checkpoints import open_checkpoint
+        from armillary.engine.decoder import EngineDecoder
+
+        del context
+        checkpoint = open_checkpoint(path)
+        width: Any = "stored" if dtype == "stored" else dtype
+        self._decoder = EngineDecoder(
+            checkpoint.config, checkpoint.tensors, width=width, threads=threads
+        )
+        self._cache: Any = None
+
+    def prefill(self, tokens: Sequence[int]) -> int:
+        self._cache = self._decoder.new_cache()
+        return self._take(tokens)
+
+    def step(self, token: int) -> int:
+        return self._take([token])
+
+    def rewind(self, length: int) -> None:
+        self._cache.trim(self._cache.length - length)
+
+    def batch(self, prompts: Sequence[Sequence[int]], new: int) -> float:
+        """Seconds for `new` tokens after each of some prompts."""
+        caches = [self._decoder.new_cache() for _ in prompts]
+        taken = [self._decoder.take([c], [p]) for c, p in zip(caches, prompts, strict=True)]
+        last = [int(logits[0][-1].argmax()) for logits in taken]
+        started = time.perf_counter()
+        for _ in range(new):
+            logits = self._decoder.take(caches, [[token] for token in last])
+            last = [int(each[-1].argmax()) for each in logits]
+        return time.perf_counter() - started
+
+    def _take(self, tokens: Sequence[int]) -> int:
+        return int(self._decoder.take([self._cache], [list(tokens)])[0][-1].argmax())
+
+
+class Torch:
+    """Our decoder in torch."""
+
     def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
         import torch
 
@@ -53,6 +100,9 @@ class Armillary:
             logits = self._lm.decoder(self._torch.tensor([[token]]), cache=self._cache)
         return int(logits[0, -1].argmax())
 
+    def rewind(self, length: int) -> None:
+        self._cache.trim(self._cache.length - length)
+
 
 class Transformers:
     def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
@@ -71,6 +121,9 @@ class Transformers:
 
     def step(self, token: int) -> int:
         return self._run([[token]])
+
+    def rewind(self, length: int) -> None:
+        self._past.crop(length - self._past.get_seq_length())
 
     def _run(self, ids: list[list[int]]) -> int:
         with self._torch.no_grad():
@@ -106,6 +159,10 @@ class LlamaCpp:
     def step(self, token: int) -> int:
         return self._run([token])
 
+    def rewind(self, length: int) -> None:
+        # What lies behind is dropped when more is taken in.
+        self._model.n_tokens = length
+
     def _run(self, tokens: Sequence[int]) -> int:
         self._model.eval(list(tokens))
         # The raw pointer: `scores` would copy a matrix over the whole context.
@@ -117,6 +174,7 @@ class LlamaCpp:
 
 ENGINES: dict[str, Callable[[str, str, int, int], Engine]] = {
     "armillary": Armillary,
+    "armillary torch": Torch,
     "transformers": Transformers,
     "llama.cpp": LlamaCpp,
 }
@@ -147,6 +205,11 @@ class Worker:
         answer = self._ask(do="decode", tokens=list(tokens), new=new)
         return float(answer["seconds"]), answer["ids"]
 
+    def batch(self, prompts: Sequence[Sequence[int]], new: int) -> float:
+        """Seconds for `new` tokens after each of some prompts, together."""
+        asked = [list(prompt) for prompt in prompts]
+        return float(self._ask(do="batch", prompts=asked, new=new)["seconds"])
+
     def memory(self) -> int:
         """The process's peak of resident memory in bytes."""
         return int(self._ask(do="memory")["peak_bytes"])
@@ -172,24 +235,43 @@ class Worker:
         return answer
 
 
-def _serve(engine: Engine) -> None:
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_handle(engine, json.loads(line))), flush=True)
+class Server:
+    """Answers requests with one engine."""
 
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._prompt: list[int] = []
+        self._next = 0
 
-def _handle(engine: Engine, request: dict[str, Any]) -> dict[str, object]:
-    if request["do"] == "memory":
-        return {"peak_bytes": _peak_bytes()}
-    started = time.perf_counter()
-    token = engine.prefill(request["tokens"])
-    if request["do"] == "prefill":
-        return {"seconds": time.perf_counter() - started}
-    ids = [token]
-    started = time.perf_counter()
-    for _ in range(request["new"]):
-        ids.append(engine.step(ids[-1]))
-    return {"seconds": time.perf_counter() - started, "ids": ids}
+    def serve(self) -> None:
+        """Answer until there are no more requests."""
+        print(json.dumps({"ready": True}), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(self._answer(json.loads(line))), flush=True)
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, object]:
+        what = request["do"]
+        if what == "memory":
+            return {"peak_bytes": _peak_bytes()}
+        if what == "batch":
+            return {"seconds": self._engine.batch(request["prompts"], request["new"])}
+        if what == "prefill":
+            return {"seconds": self._prefill(request["tokens"])}
+        if request["tokens"] != self._prompt:
+            self._prefill(request["tokens"])
+        ids = [self._next]
+        started = time.perf_counter()
+        for _ in range(request["new"]):
+            ids.append(self._engine.step(ids[-1]))
+        seconds = time.perf_counter() - started
+        self._engine.rewind(len(self._prompt))
+        return {"seconds": seconds, "ids": ids}
+
+    def _prefill(self, tokens: list[int]) -> float:
+        started = time.perf_counter()
+        self._next = self._engine.prefill(tokens)
+        self._prompt = tokens
+        return time.perf_counter() - started
 
 
 def _peak_bytes() -> int:
@@ -201,4 +283,4 @@ def _peak_bytes() -> int:
 
 if __name__ == "__main__":
     name, path, dtype, threads, context = sys.argv[1:]
-    _serve(ENGINES[name](path, dtype, int(threads), int(context)))
+    Server(ENGINES[name](path, dtype, int(threads), int(context))).serve()

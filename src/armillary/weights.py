@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from armillary.checkpoints.parameters import check_filled
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
 from armillary.config import DecoderConfig
 from armillary.decoder import Decoder
-from armillary.errors import CheckpointError
-from armillary.strict_dict import nearest
 
 ENCODINGS: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -44,7 +43,11 @@ def build_filled(
     with torch.device("meta"):
         decoder = Decoder(config)
     wanted = dict(decoder.named_parameters())
-    _check(wanted, tensors, allow_missing)
+    check_filled(
+        {name: tuple(parameter.shape) for name, parameter in wanted.items()},
+        tensors,
+        allow_missing=allow_missing,
+    )
     for done, (name, parameter) in enumerate(wanted.items(), start=1):
         if name in tensors:
             filled = read(tensors[name], dtype, device)
@@ -55,33 +58,6 @@ def build_filled(
         if progress is not None:
             progress(done, len(wanted))
     return decoder.eval()
-
-
-def _check(
-    wanted: Mapping[str, Tensor], tensors: Mapping[str, StoredTensor], allow_missing: bool
-) -> None:
-    missing = [name for name in wanted if name not in tensors]
-    if missing and not allow_missing:
-        raise CheckpointError(
-            f"{len(missing)} of {len(wanted)} parameters have no tensor: {_some(missing)}; "
-            "complete the checkpoint, or load what is there with allow_missing=True"
-        )
-    for name, tensor in tensors.items():
-        if name not in wanted:
-            raise CheckpointError(
-                f"{tensor.where}: tensor {tensor.name} fills {name}, which this configuration "
-                f"does not have{nearest(name, wanted)}"
-            )
-        if tensor.shape != tuple(wanted[name].shape):
-            raise CheckpointError(
-                f"{tensor.where}: tensor {tensor.name} has shape {tensor.shape}, but the "
-                f"configuration needs {tuple(wanted[name].shape)} for {name}"
-            )
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def read(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

@@ -85,6 +85,34 @@ def check_parameters(config: DecoderConfig, tensors: Sequence[TensorToWrite]) ->
             raise ValueError(f"{tensor.name}: shape {tensor.shape}, {shapes[tensor.name]} needed")
 
 
+def check_filled(
+    shapes: Mapping[str, Shape],
+    tensors: Mapping[str, StoredTensor],
+    *,
+    allow_missing: bool = False,
+) -> None:
+    """Raise CheckpointError unless each parameter has a tensor of its shape, and none is over."""
+    missing = [name for name in shapes if name not in tensors]
+    if missing and not allow_missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        raise CheckpointError(
+            f"{len(missing)} of {len(shapes)} parameters have no tensor: "
+            f"{', '.join(missing[:_LISTED])}{more}; "
+            "complete the checkpoint, or load what is there with allow_missing=True"
+        )
+    for name, tensor in tensors.items():
+        if name not in shapes:
+            raise CheckpointError(
+                f"{tensor.where}: tensor {tensor.name} fills {name}, which this configuration "
+                f"does not have{nearest(name, shapes)}"
+            )
+        if tensor.shape != shapes[name]:
+            raise CheckpointError(
+                f"{tensor.where}: tensor {tensor.name} has shape {tensor.shape}, but the "
+                f"configuration needs {shapes[name]} for {name}"
+            )
+
+
 def template_of(name: str) -> str:
     """`layers.3.norm1.weight` → `layers.{i}.norm1.weight`; names outside layers as they are."""
     parts = name.split(".")

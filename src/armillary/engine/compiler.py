@@ -17,6 +17,24 @@ from armillary.engine.kernel import Kernel
 from armillary.engine.machine import Machine
 
 PREFIX = "armillary_"
+# What LLVM calls where an x86 has no instruction for it, and no library that is sure to be there has.
+# A float16's exponent and fraction, moved to a float32's places, are the number times 2^-112.
+_HALF_TO_FLOAT = """
+define float @__extendhfsf2(half %number) {
+  %bits = bitcast half %number to i16
+  %wide = zext i16 %bits to i32
+  %rest = and i32 %wide, 32767
+  %moved = shl i32 %rest, 13
+  %small = bitcast i32 %moved to float
+  %large = fmul float %small, 0x46F0000000000000
+  %as_bits = bitcast float %large to i32
+  %sign = and i32 %wide, 32768
+  %high = shl i32 %sign, 16
+  %both = or i32 %as_bits, %high
+  %result = bitcast i32 %both to float
+  ret float %result
+}
+"""
 _I8P, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 
 
@@ -49,6 +67,8 @@ def _module(kernels: Sequence[Kernel], machine: Machine) -> llvm.ModuleRef:
         module = llvm.parse_assembly(text)
         module.link_in(llvm.parse_assembly(str(_entry(each, name))))
         whole.link_in(module)
+    if machine.triple.startswith("x86") and "+f16c" not in machine.features.split(","):
+        whole.link_in(llvm.parse_assembly(_HALF_TO_FLOAT))
     whole.triple = machine.triple
     whole.data_layout = str(target.target_data)
     return whole
@@ -62,7 +82,7 @@ def _compiled(each: Kernel) -> tuple[str, str]:
     flags.no_cfunc_wrapper = True
     flags.nrt = False
     flags.error_model = "numpy"
-    flags.fastmath = True
+    flags.fastmath = not each.exact
     kinds = [types.float32 if kind == "number" else types.int64 for kind in each.arguments.values()]
     result = compiler.compile_extra(
         cpu_target.typing_context,
@@ -73,6 +93,9 @@ def _compiled(each: Kernel) -> tuple[str, str]:
         flags=flags,
         locals={},
     )
+    # Linked and optimised is all that is wanted: Numba would go on to code for the host, which has
+    # none for another machine's instructions.
+    result.library._finalize_final_module = lambda: None
     with global_compiler_lock:
         result.library.finalize()
     return result.fndesc.mangled_name, result.library.get_llvm_str()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from armillary.checkpoints.parameters import check_filled, parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
@@ -25,6 +26,11 @@ def _quiet(_: str) -> None:
     """For who wants no notices."""
 
 
+def _all_float32(tensors: Mapping[str, StoredTensor], width: Width) -> bool:
+    stored = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) == 2}
+    return width == "float32" or (width == "stored" and stored <= {"F32", "F64"})
+
+
 class EngineDecoder:
     """Computes a configuration with the tensors of a checkpoint, in place where it can.
 
@@ -32,6 +38,7 @@ class EngineDecoder:
     of 32), or brought to float32 or bfloat16. `cache` is the type that keys and values are kept in;
     float32 where matrices are, else bfloat16. `threads`: the physical cores when None. `notice` is
     told what a person may want to know: that kernels are compiled, which weights have none.
+    Raises CheckpointError for missing, extra or misshapen tensors, naming them.
     """
 
     def __init__(
@@ -44,8 +51,10 @@ class EngineDecoder:
         threads: int | None = None,
         notice: Callable[[str], None] = _quiet,
     ) -> None:
+        # Kernels read as many bytes as the configuration says, whatever there is.
+        check_filled(parameter_shapes(config), tensors)
         self.config = config
-        self.stored: Stored = cache or ("F32" if width == "float32" else "BF16")
+        self.stored: Stored = cache or ("F32" if _all_float32(tensors, width) else "BF16")
         if any(layer.attention.d_head % 2 for layer in config.layers):
             self.stored = "F32"
         self._code = library(notice)

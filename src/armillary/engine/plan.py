@@ -25,7 +25,7 @@ from armillary.config import (
     RotaryConfig,
 )
 from armillary.engine.formats import int8
-from armillary.engine.kv_layout import SCRATCH, Stored, value_width
+from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.program import Program, aligned
 from armillary.engine.threads import Team
@@ -237,7 +237,7 @@ class Plan:
         window = config.window or 0
         sizes = self._sizes(config)
         found = self._shared(
-            "found", self._threads * config.n_heads * (2 + value_width(config.d_head))
+            "found", SEGMENTS * config.n_heads * (2 + value_width(config.d_head))
         )
         self.program.add(
             f"attention_{self.stored}",

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.checkpoints.tensors import StoredTensor, encode
+from armillary.checkpoints.tensors import StoredTensor
+from armillary.engine import repacking
 from armillary.engine.formats import FORMATS, Format
 
 Width = Literal["stored", "float32", "bfloat16"]
@@ -48,14 +49,11 @@ class Weights:
     ) -> None:
         self._tensors, self._width = tensors, width
         self._matrices: dict[str, Matrix] = {}
+        matrices = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) == 2}
         odd = sorted(
-            {
-                tensor.encoding
-                for tensor in tensors.values()
-                if len(tensor.shape) == 2 and width == "stored" and tensor.encoding not in FORMATS
-            }
+            name for name in matrices - FORMATS.keys() if repacking.target(name) is None
         )
-        if odd:
+        if odd and width == "stored":
             notice(f"no kernels for {', '.join(odd)}: these weights are held as float32")
 
     def __contains__(self, name: str) -> bool:
@@ -83,17 +81,16 @@ class Weights:
     def _matrix(self, tensor: StoredTensor) -> Matrix:
         n, k = tensor.shape
         name = {"float32": "F32", "bfloat16": "BF16"}.get(self._width, tensor.encoding)
-        if name not in FORMATS:
-            name = "F32"
-        if name == tensor.encoding:
+        form = FORMATS.get(name) or repacking.target(name) or FORMATS["F32"]
+        if form.name == tensor.encoding:
             order = tensor.row_order
             kept = None if order is None else order.astype(np.int64)
-            return Matrix(FORMATS[name], tensor.data, kept, n, k)
-        data = np.empty(FORMATS[name].row_bytes(k) * n, dtype=np.uint8)
+            return Matrix(form, tensor.data, kept, n, k)
+        data = np.empty(form.row_bytes(k) * n, dtype=np.uint8)
+        is_plain = form.activations == "float32"
         start = 0
-        for first, last in tensor.row_blocks():
-            part = encode(tensor.rows(first, last), name)
+        for part in tensor.encoded(form.name) if is_plain else repacking.repacked(tensor):
             data[start : start + part.nbytes] = part
             start += part.nbytes
         tensor.release()
-        return Matrix(FORMATS[name], data, None, n, k)
+        return Matrix(form, data, None, n, k)

@@ -73,8 +73,10 @@ def small_dot(e: Emit, machine: Machine, small: ir.Value, x: ir.Value) -> ir.Val
     """32 bytes from 0 to 127 times 32 signed ones: their products, added up into 8 lanes."""
     b = e.builder
     if machine.int8_dot == "vnni":
+        # Newer LLVMs have the factors as bytes, and still read it with words, as it has been before.
         name = "llvm.x86.avx512.vpdpbusd.256"
-        return e.call(name, _INTS, [e.constant(0, _INTS), small, x])
+        words = [b.bitcast(each, _INTS) for each in (small, x)]
+        return e.call(name, _INTS, [e.constant(0, _INTS), *words])
     if machine.int8_dot == "avx2":
         shorts = vector(I16, 16)
         pairs = e.call("llvm.x86.avx2.pmadd.ub.sw", shorts, [small, x])
@@ -92,7 +94,8 @@ def small_dot(e: Emit, machine: Machine, small: ir.Value, x: ir.Value) -> ir.Val
         return e.shuffle(halves[0], halves[1], range(8))
     wide = vector(I16, GROUP)
     products = b.sext(b.mul(b.sext(small, wide), b.sext(x, wide)), vector(I32, GROUP))
-    quarters = [e.part(products, first, LANES) for first in range(0, GROUP, LANES)]
+    fours = [range(first, GROUP, GROUP // LANES) for first in range(4)]
+    quarters = [e.shuffle(products, products, lanes) for lanes in fours]
     return b.add(b.add(quarters[0], quarters[1]), b.add(quarters[2], quarters[3]))
 
 

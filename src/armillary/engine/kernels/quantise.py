@@ -20,8 +20,8 @@ def quantise_group(
     largest = e.call(f"llvm.maxnum.v{FLOATS}f32", kind, sizes)
     most = e.call(f"llvm.vector.reduce.fmax.v{FLOATS}f32", F32, [largest], fast=True)
     s = b.fmul(most, e.constant(1 / 127, F32))
-    # A group of zeros has s = 0, and no inverse.
-    empty = b.fcmp_ordered("==", most, e.constant(0.0, F32))
+    # The inverse of zero, or of what is near it, is no number: such a group is all zeros.
+    empty = b.fcmp_ordered("<", most, e.constant(1e-36, F32))
     inverse = b.select(empty, e.constant(0.0, F32), b.fdiv(e.constant(127.0, F32), most))
     by = e.splat(inverse, FLOATS)
     count = None

@@ -1,0 +1,271 @@
+"""Attention over the cache in parts, and what is written to the cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from armillary import reference
+from armillary.checkpoints.tensors import encode
+from armillary.engine.kv_layout import BLOCK, CHUNK, SCRATCH, SEGMENTS, Stored, value_width
+from support.kernels import EPSILON, call, count, drawn, spaced
+
+BOTH = pytest.mark.parametrize("stored", ["F32", "BF16"])
+SIZES = {1: (3, 10), 2: (2, 64), 3: (2, 10), 4: (1, 80), 5: (2, 16), 8: (1, 10)}
+"""Key/value heads and d_head for each count of queries that share a head."""
+
+
+def kept(numbers: np.ndarray, stored: Stored) -> np.ndarray:
+    """What a cache makes of float32 numbers."""
+    if stored == "F32":
+        return numbers
+    halves = encode(numbers, "BF16").view(np.uint16).astype(np.uint32)
+    return (halves << 16).view(np.float32).reshape(numbers.shape)
+
+
+@dataclass
+class Text:
+    """Keys and values (h_kv, S, d_h) of a text, and the memory that they are read from.
+
+    `room` is a multiple of 64; what no token has written is NaN.
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+    stored: Stored
+    room: int
+
+    def __post_init__(self) -> None:
+        heads, length, d = self.keys.shape
+        k = np.full((heads, self.room, d), np.nan, np.float32)
+        v = np.full((heads, self.room, value_width(d)), np.nan, np.float32)
+        k[:, :length] = self.keys
+        v[:, :length, :d], v[:, :length, d:] = self.values, 0
+        if self.stored == "F32":
+            self.key_memory = k.reshape(heads, -1, BLOCK, d).swapaxes(2, 3).copy()
+            self.value_memory = v
+        else:
+            k, v = (
+                encode(part, "BF16").view(np.uint16).reshape(part.shape) for part in (k, v)
+            )
+            pairs = k.reshape(heads, -1, BLOCK, d // 2, 2).swapaxes(2, 3)
+            self.key_memory = pairs.copy()
+            self.value_memory = v.reshape(heads, self.room // 2, 2, -1).swapaxes(2, 3).copy()
+
+
+def text(heads: int, length: int, d: int, stored: Stored, seed: int = 0, room: int = 0) -> Text:
+    """Random keys and values."""
+    keys, values = drawn(2, heads, length, d, seed=seed)
+    return Text(
+        kept(keys, stored),
+        kept(values, stored),
+        stored,
+        room or -(-length // CHUNK) * CHUNK,
+    )
+
+
+def attend(
+    q: np.ndarray,
+    texts: Sequence[Text],
+    lengths: Sequence[int],
+    *,
+    window: int = 0,
+    cap: float = 0.0,
+    threads: int = 1,
+) -> np.ndarray:
+    """(R, h · d_h) by the kernels: query row i reads the first lengths[i] tokens of texts[i]."""
+    kv_heads, _, d = texts[0].keys.shape
+    group = q.shape[1] // d // kv_heads
+    wide = spaced(q)
+    found = np.full((len(q), kv_heads, SEGMENTS, group, 2 + value_width(d)), np.nan, np.float32)
+    out = np.full_like(wide, np.nan)
+    sizes = {"kv_heads": kv_heads, "d_head": d, "d_value": value_width(d), "group": group}
+    reading = {"window": window, "lengths": np.array(lengths), "found": found, "rows": count(len(q))}
+    call(
+        f"attention_{texts[0].stored}",
+        threads=threads,
+        q=wide,
+        q_stride=wide.strides[0],
+        cap=cap,
+        keys=np.array([each.key_memory.ctypes.data for each in texts]),
+        values=np.array([each.value_memory.ctypes.data for each in texts]),
+        capacities=np.array([each.room for each in texts]),
+        scratch=np.full(SCRATCH * threads, 0xFF, np.uint8),
+        **sizes,
+        **reading,
+    )
+    call("combine", threads=threads, out=out, out_stride=out.strides[0], **sizes, **reading)
+    assert np.isnan(out[:, q.shape[1] :]).all()
+    return out[:, : q.shape[1]]
+
+
+def check(
+    q: np.ndarray,
+    texts: Sequence[Text],
+    lengths: Sequence[int],
+    *,
+    window: int = 0,
+    cap: float = 0.0,
+    threads: int = 1,
+) -> None:
+    """The kernels against the specification, to what scores and weights in float32 may be off."""
+    result = attend(q, texts, lengths, window=window, cap=cap, threads=threads)
+    for row, (each, length) in enumerate(zip(texts, lengths, strict=True)):
+        heads, _, d = each.keys.shape
+        low = max(0, length - window) if window else 0
+        keys, values = (part[None, :, low:length].astype(float) for part in (each.keys, each.values))
+        queries = q[row].astype(float).reshape(1, -1, 1, d)
+        may_read = np.ones((1, 1, length - low), bool)
+        expected = reference.attention(
+            queries, keys, values, may_read, scale=1.0, soft_cap=cap or None
+        ).reshape(-1)
+        largest = np.abs(queries).max() * np.abs(keys).max() * d
+        bound = np.abs(values).max() * (2 * (d + 8) * EPSILON * largest + 4e-7 * (1 + cap))
+        gap = np.abs(result[row] - expected).max()
+        assert gap <= bound, (row, length, gap, bound)
+        assert heads
+
+
+@BOTH
+@pytest.mark.parametrize("group", SIZES)
+def test_lengths_across_the_ends_of_blocks_and_chunks(group: int, stored: Stored) -> None:
+    """Every count of queries on a head, and of threads; unused places hold NaN (case 48)."""
+    heads, d = SIZES[group]
+    for length in (1, 2, 15, 16, 17, 63, 64, 65, 200):
+        each = text(heads, length, d, stored)
+        q = drawn(1, heads * group * d, seed=1) * d**-0.5
+        for threads in (1, 2, 3, 7):
+            check(q, [each], [length], threads=threads)
+
+
+@BOTH
+def test_a_window_counts_the_query_itself(stored: Stored) -> None:
+    """Case 52, where its begin lies anywhere in a chunk; a window longer than the text is none."""
+    each = text(2, 200, 10, stored)
+    q = drawn(1, 60, seed=1)
+    for window in (1, 2, 16, 63, 64, 65, 130, 199, 200, 1000):
+        for length in (1, 5, 64, 65, 127, 200):
+            for threads in (1, 3):
+                check(q, [each], [length], window=window, threads=threads)
+
+
+@BOTH
+def test_what_lies_before_a_window_is_not_read(stored: Stored) -> None:
+    each = text(2, 100, 10, stored)
+    far = Text(each.keys.copy(), each.values.copy(), stored, each.room)
+    far.keys[:, :80] *= 100
+    far.values[:, :80] = 1e6
+    far = Text(kept(far.keys, stored), kept(far.values, stored), stored, each.room)
+    q = drawn(1, 60, seed=1)
+    near, other = (attend(q, [one], [100], window=20) for one in (each, far))
+    np.testing.assert_allclose(other, near, atol=1e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("cap", [0.5, 2.0, 30.0])
+def test_soft_caps(cap: float, stored: Stored) -> None:
+    each = text(2, 70, 10, stored)
+    for size in (0.3, 3.0):
+        q = size * drawn(1, 60, seed=1)
+        for threads in (1, 2):
+            check(q, [each], [70], cap=cap, threads=threads)
+            check(q, [each], [70], cap=cap, window=9, threads=threads)
+
+
+@BOTH
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_rows_of_several_texts_read_each_their_own(threads: int, stored: Stored) -> None:
+    """Of any lengths and rooms, some of one text at several lengths, as a prompt has them."""
+    one, two, three = (
+        text(2, length, 10, stored, seed=length, room=room)
+        for length, room in ((1, 64), (90, 128), (200, 512))
+    )
+    texts = [one, two, two, two, three, three, one]
+    lengths = [1, 88, 89, 90, 200, 3, 1]
+    q = drawn(7, 60, seed=1)
+    check(q, texts, lengths, threads=threads)
+    check(q, texts, lengths, threads=threads, window=7)
+
+
+@BOTH
+def test_equal_scores_give_the_mean_and_heads_read_their_group(stored: Stored) -> None:
+    """Case 61: 8 heads, 2 kv heads of constant values 1 and 2."""
+    values = np.broadcast_to(np.array([1.0, 2.0])[:, None, None], (2, 33, 10))
+    each = Text(np.zeros((2, 33, 10), np.float32), values.astype(np.float32), stored, 64)
+    result = attend(drawn(1, 80), [each], [33], threads=2).reshape(8, 10)
+    np.testing.assert_allclose(result, np.repeat([1.0, 2.0], 4)[:, None] * np.ones(10), rtol=1e-6)
+
+
+@BOTH
+def test_one_score_far_above_the_others(stored: Stored) -> None:
+    """The largest score may come in any chunk and any thread's part."""
+    for place in (0, 63, 64, 199):
+        keys, values = np.zeros((1, 200, 10), np.float32), drawn(1, 200, 10)
+        keys[0, place, 0] = 1.0
+        each = Text(keys, kept(values, stored), stored, 256)
+        q = np.zeros((1, 10), np.float32)
+        for size in (200.0, 1e4):
+            q[0, 0] = size
+            for threads in (1, 2, 4):
+                result = attend(q, [each], [200], threads=threads)
+                np.testing.assert_allclose(result[0], each.values[0, place], atol=1e-5)
+
+
+@BOTH
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("heads", "d"), [(2, 10), (3, 16), (1, 80)])
+def test_new_keys_and_values_are_written_where_they_belong(
+    heads: int, d: int, threads: int, stored: Stored
+) -> None:
+    """Byte for byte what the layout says, and nothing else changes."""
+    whole = text(heads, 100, d, "F32")
+    expected = Text(whole.keys, whole.values, stored, 128)
+    empty = Text(whole.keys[:, :0], whole.values[:, :0], stored, 128)
+    for places in ([0], [1, 2, 3], list(range(4, 20)), *([n] for n in range(20, 100))):
+        k, v = (
+            spaced(part[:, places].swapaxes(0, 1).reshape(len(places), -1))
+            for part in (whole.keys, whole.values)
+        )
+        call(
+            f"append_{stored}",
+            threads=threads,
+            k=k,
+            v=v,
+            stride=k.strides[0],
+            kv_heads=heads,
+            d_head=d,
+            d_value=value_width(d),
+            keys=np.full(16, empty.key_memory.ctypes.data),
+            values=np.full(16, empty.value_memory.ctypes.data),
+            capacities=np.full(16, 128),
+            places=np.array(places),
+            rows=count(len(places)),
+        )
+    # NaN in the padding of values that no token has written is as good as any number.
+    for ours, theirs in (
+        (empty.key_memory, expected.key_memory),
+        (empty.value_memory, expected.value_memory),
+    ):
+        np.testing.assert_array_equal(ours.view(np.uint8), theirs.view(np.uint8))
+
+
+def test_bfloat16_is_rounded_to_the_nearest_even_number() -> None:
+    numbers = np.array([1.0, 1.00390625, 1.01171875, 1e-40, -3.3895314e38, 0.1] * 2, np.float32)
+    each = Text(np.zeros((1, 0, 12), np.float32), np.zeros((1, 0, 12), np.float32), "BF16", 64)
+    call(
+        "append_BF16",
+        k=numbers,
+        v=numbers,
+        stride=48,
+        kv_heads=1,
+        d_head=12,
+        d_value=16,
+        keys=np.array([each.key_memory.ctypes.data]),
+        values=np.array([each.value_memory.ctypes.data]),
+        capacities=np.array([64]),
+        places=np.array([0]),
+        rows=count(1),
+    )
+    written = each.key_memory[0, 0, :, 0].reshape(-1)
+    np.testing.assert_array_equal(written, encode(numbers, "BF16").view(np.uint16))
