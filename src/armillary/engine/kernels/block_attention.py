@@ -199,7 +199,7 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
                     done += chunks(row, begin, count, group, window, lengths)
             row = last
 
-    return kernel(block_attention, stored)
+    return kernel(block_attention, stored, exact=True)
 
 
 @register_jitable

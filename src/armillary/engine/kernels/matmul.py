@@ -76,7 +76,7 @@ def matmul(form: Format, machine: Machine) -> Kernel:
                     multiply_few(from_, x_stride, panel, count, starts, there, out_stride, adds)
             first += vectors * LANES
 
-    return kernel(matmul, form.name)
+    return kernel(matmul, form.name, exact=True)
 
 
 def _fill(form: Format, machine: Machine) -> Any:
