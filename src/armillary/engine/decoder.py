@@ -1,6 +1,6 @@
 """A decoder on the CPU without torch: tokens and caches of texts in, logits out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,28 @@ from armillary.engine.weights import Weights, Width
 
 
 _FROM = 32
-"""Rows from which on a pass is for many."""
+"""New tokens of a text from which on it is computed in passes of many rows."""
+
+
+_Run = tuple[int, int, Sequence[int]]
+"""A text's number, how many of its new tokens came before, and the tokens that come now."""
+
+
+def _passes(texts: Sequence[tuple[int, Sequence[int]]], rows: int) -> Iterator[list[_Run]]:
+    """New tokens of numbered texts, `rows` at a time."""
+    runs: list[_Run] = []
+    left = rows
+    for text, tokens in texts:
+        start = 0
+        while start < len(tokens):
+            run = tokens[start : start + left]
+            runs.append((text, start, run))
+            start, left = start + len(run), left - len(run)
+            if not left:
+                yield runs
+                runs, left = [], rows
+    if runs:
+        yield runs
 
 
 def _quiet(_: str) -> None:
@@ -90,20 +111,20 @@ class EngineDecoder:
         for cache, new in zip(caches, tokens, strict=True):
             cache.reserve(len(new))
         again = [self._begin(cache, new) for cache, new in zip(caches, tokens, strict=True)]
-        work = [(text, token) for text, whole in enumerate(again) for token in whole]
         # Of each text, the first token whose logits are wanted.
         wanted = [
             len(whole) - (len(new) if every else 1)
             for whole, new in zip(again, tokens, strict=True)
         ]
+        # Long and short ones apart, so that what comes out for one does not depend on the others.
+        long = [len(whole) >= _FROM for whole in again]
         results: list[list[NDArray[np.float32]]] = [[] for _ in caches]
-        seen = [0] * len(caches)
-        start = 0
-        while start < len(work):
-            plan = self._plan_for(len(work) - start)
-            end = start + plan.rows
-            self._pass(plan, caches, work[start:end], seen, wanted, results)
-            start = end
+        for many in (True, False):
+            texts = [text for text, is_long in enumerate(long) if is_long is many]
+            if texts:
+                plan = self._plan_for_many() if many else self._plan
+                for runs in _passes([(text, again[text]) for text in texts], plan.rows):
+                    self._pass(plan, caches, runs, wanted, results)
         return [np.concatenate(parts) for parts in results]
 
     def _begin(self, cache: TextCache, new: Sequence[int]) -> list[int]:
@@ -119,10 +140,8 @@ class EngineDecoder:
         cache.filled_at = length
         return again
 
-    def _plan_for(self, rows: int) -> Plan:
-        """The plan for so many rows; that for many is made when it is first needed."""
-        if rows < _FROM:
-            return self._plan
+    def _plan_for_many(self) -> PrefillPlan:
+        """The plan for passes of many rows, made when it is first needed."""
         if self._prefill is None:
             self._prefill = PrefillPlan(
                 self.config, self._weights, self._code, self._team.threads, self.stored
@@ -133,32 +152,33 @@ class EngineDecoder:
         self,
         plan: Plan,
         caches: Sequence[TextCache],
-        work: Sequence[tuple[int, int]],
-        seen: list[int],
+        runs: Sequence[_Run],
         wanted: Sequence[int],
         results: list[list[NDArray[np.float32]]],
     ) -> None:
-        inputs, outputs, chosen = plan.inputs, [], []
-        for row, (text, token) in enumerate(work):
-            cache = caches[text]
-            place = cache.length
-            inputs.tokens[row], inputs.places[row] = token, place
-            inputs.lengths[row], inputs.room[row] = place + 1, cache.room
-            inputs.keys[:, row], inputs.values[:, row] = cache.addresses
+        """Compute some tokens of some texts, and hand out the logits that are wanted."""
+        inputs, chosen, first = plan.inputs, [], 0
+        for text, start, tokens in runs:
+            cache, rows = caches[text], slice(first, first + len(tokens))
+            places = np.arange(cache.length, cache.length + len(tokens))
+            inputs.tokens[rows], inputs.places[rows] = tokens, places
+            inputs.lengths[rows], inputs.room[rows] = places + 1, cache.room
+            inputs.keys[:, rows], inputs.values[:, rows] = cache.addresses[:, :, None]
             for which, angles in enumerate(self._angles):
-                angles.write(
-                    place, cache.filled_at, inputs.cos[which][row], inputs.sin[which][row]
-                )
+                cos, sin = inputs.cos[which][rows], inputs.sin[which][rows]
+                angles.write(cache.length, cache.filled_at, cos, sin)
             if inputs.positions is not None and self._table is not None:
-                inputs.positions[row] = self._table(place)
-            cache.tokens.append(token)
-            if seen[text] >= wanted[text]:
-                chosen.append(row)
-                outputs.append(text)
-            seen[text] += 1
-        logits = plan.run(self._team, len(work), chosen)
-        for number, text in enumerate(outputs):
-            results[text].append(logits[number : number + 1])
+                inputs.positions[rows] = [self._table(place) for place in places]
+            cache.tokens.extend(tokens)
+            unwanted = max(0, wanted[text] - start)
+            chosen.append(range(first + unwanted, rows.stop))
+            first = rows.stop
+        logits = plan.run(self._team, first, [row for each in chosen for row in each])
+        first = 0
+        for (text, _, _), each in zip(runs, chosen, strict=True):
+            if each:
+                results[text].append(logits[first : first + len(each)])
+                first += len(each)
 
     def _check(self, caches: Sequence[TextCache], tokens: Sequence[Sequence[int]]) -> None:
         if len(caches) != len(tokens) or len({id(cache) for cache in caches}) != len(caches):

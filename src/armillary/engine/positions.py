@@ -23,16 +23,20 @@ class Angles:
         self._blocks: dict[tuple[object, int], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
 
     def write(
-        self, position: int, length: int, cos: NDArray[np.float32], sin: NDArray[np.float32]
+        self, first: int, length: int, cos: NDArray[np.float32], sin: NDArray[np.float32]
     ) -> None:
-        """Those of a position in a text of a length, (d_rotary / 2,) each."""
-        key = self._rotary.scaling.regime(length), position // _BLOCK
-        if key not in self._blocks:
-            if len(self._blocks) == _KEPT:
-                del self._blocks[next(iter(self._blocks))]
-            self._blocks[key] = self._block(position // _BLOCK, length)
-        block = self._blocks[key]
-        cos[:], sin[:] = block[0][position % _BLOCK], block[1][position % _BLOCK]
+        """Those of the positions from the first on in a text of a length, (R, d_rotary / 2)."""
+        regime, done = self._rotary.scaling.regime(length), 0
+        while done < len(cos):
+            number, within = divmod(first + done, _BLOCK)
+            if (regime, number) not in self._blocks:
+                if len(self._blocks) == _KEPT:
+                    del self._blocks[next(iter(self._blocks))]
+                self._blocks[regime, number] = self._block(number, length)
+            count = min(len(cos) - done, _BLOCK - within)
+            for out, block in zip((cos, sin), self._blocks[regime, number], strict=True):
+                out[done : done + count] = block[within : within + count]
+            done += count
 
     def _block(self, number: int, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         rotary = self._rotary

@@ -38,10 +38,11 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
     Rows that follow each other in one text are taken together.
     """
     most = tile_vectors(machine)
-    scores_1, scores_2, scores_3 = (_scores(stored, machine, min(n, most)) for n in (1, 2, 3))
-    soften_1, soften_2, soften_3 = (_soften(stored, machine, min(n, most)) for n in (1, 2, 3))
-    gather_1, gather_2, gather_3 = (_gather(stored, machine, min(n, most)) for n in (1, 2, 3))
-    mask_1, mask_2, mask_3 = (_mask(min(n, most)) for n in (1, 2, 3))
+    # For as many queries as meet at once, and for a few.
+    scores_many, scores_few = (_scores(stored, machine, vectors) for vectors in (most, 1))
+    soften_many, soften_few = (_soften(stored, machine, vectors) for vectors in (most, 1))
+    gather_many, gather_few = (_gather(stored, machine, vectors) for vectors in (most, 1))
+    mask_many, mask_few = _mask(most), _mask(1)
     lay_out, exchange = lay(machine, stored), transpose()
     queries = LANES * most
     size, per_word = (4, 1) if stored == "F32" else (2, 2)
@@ -53,7 +54,7 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
         out: int, out_stride: int, scratch: int,
     ) -> None:
         """Queries `begin` … of a text whose rows begin at `first`: query i is row i // group."""
-        vectors = (count + LANES - 1) // LANES
+        vectors = most if count > LANES else 1
         step = _VECTOR * vectors
         wide_d = (d_head + 2 * LANES - 1) // (2 * LANES) * 2 * LANES
         state = scratch
@@ -102,32 +103,25 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
             there = min(CHUNK, (longest - token + BLOCK - 1) // BLOCK * BLOCK)
             keys, values = k + token * d_head * size, v + token * d_value * size
             d_words, words = d_head // per_word, there // per_word
-            if vectors == 3:
-                scores_3(keys, d_words, there, packed, scores)
-            elif vectors == 2:
-                scores_2(keys, d_words, there, packed, scores)
+            if vectors == most:
+                scores_many(keys, d_words, there, packed, scores)
             else:
-                scores_1(keys, d_words, there, packed, scores)
+                scores_few(keys, d_words, there, packed, scores)
             if cap > 0:
                 bounded, inverse = floats(scores), np.float32(1) / cap
                 for i in range(there * vectors * LANES):
                     bounded[i] = cap * tanh(bounded[i] * inverse)
             if token < highest or token + there > shortest:
-                if vectors == 3:
-                    mask_3(scores, token, there, limits)
-                elif vectors == 2:
-                    mask_2(scores, token, there, limits)
+                if vectors == most:
+                    mask_many(scores, token, there, limits)
                 else:
-                    mask_1(scores, token, there, limits)
-            if vectors == 3:
-                soften_3(scores, there, weights, state)
-                gather_3(values, d_value, words, weights, sums, state)
-            elif vectors == 2:
-                soften_2(scores, there, weights, state)
-                gather_2(values, d_value, words, weights, sums, state)
+                    mask_few(scores, token, there, limits)
+            if vectors == most:
+                soften_many(scores, there, weights, state)
+                gather_many(values, d_value, words, weights, sums, state)
             else:
-                soften_1(scores, there, weights, state)
-                gather_1(values, d_value, words, weights, sums, state)
+                soften_few(scores, there, weights, state)
+                gather_few(values, d_value, words, weights, sums, state)
             token += CHUNK
 
         for part in range(vectors):
@@ -205,7 +199,7 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
                     done += chunks(row, begin, count, group, window, lengths)
             row = last
 
-    return kernel(block_attention, stored)
+    return kernel(block_attention, stored, exact=True)
 
 
 @register_jitable
@@ -225,20 +219,20 @@ def _scores(stored: Stored, machine: Machine, vectors: int) -> Any:
     def scores(
         e: Emit, keys: ir.Value, d_words: ir.Value, count: ir.Value, q: ir.Value, out: ir.Value
     ) -> None:
-        with e.loop(e.div(count, BLOCK)) as block:
-            near = e.add(keys, e.mul(e.mul(block, d_words), _VECTOR))
-            below = e.add(out, e.mul(block, BLOCK * _VECTOR * vectors))
-            with e.loop(BLOCK // at_once) as part:
-                first = e.add(near, e.mul(part, 4 * at_once))
-                to = e.add(below, e.mul(part, at_once * _VECTOR * vectors))
-                rows = [e.add(first, 4 * lane) for lane in range(at_once)]
+        step, parts = _VECTOR * vectors, BLOCK // at_once
+        with e.loop(e.div(count, at_once)) as part:
+            block = e.div(part, parts)
+            lane = e.mul(e.sub(part, e.mul(block, parts)), at_once)
+            first = e.add(e.mul(e.mul(block, d_words), _VECTOR), e.mul(lane, 4))
+            near = e.add(keys, first)
+            to = e.add(out, e.mul(part, at_once * step))
+            rows = [e.add(near, 4 * each) for each in range(at_once)]
 
-                def finish(row: int, sums: list[ir.Value], to: ir.Value = to) -> None:
-                    for one, total in enumerate(sums):
-                        e.store(total, to, (row * vectors + one) * _VECTOR)
+            def finish(row: int, sums: list[ir.Value]) -> None:
+                for one, total in enumerate(sums):
+                    e.store(total, to, row * step + one * _VECTOR)
 
-                step = _VECTOR * vectors
-                tile(e, machine, stored, rows, _VECTOR, q, step, d_words, vectors, finish)
+            tile(e, machine, stored, rows, _VECTOR, q, step, d_words, vectors, finish)
 
     return scores
 

@@ -30,7 +30,7 @@ def matmul(form: Format, machine: Machine) -> Kernel:
     number = multiplied_as(form, machine)
     per_word = 1 if number == "F32" else 2
     at_once, most = tile_rows(machine), tile_vectors(machine)
-    tile_1, tile_2, tile_3 = (_tile(form, machine, min(count, most)) for count in (1, 2, 3))
+    multiply_many, multiply_few = (_tile(form, machine, vectors) for vectors in (most, 1))
     fill = _fill(form, machine)
 
     def matmul(
@@ -58,7 +58,7 @@ def matmul(form: Format, machine: Machine) -> Kernel:
         stage = starts + 4 * LANES * most
         panel = stage + 4 * LANES * PART
         while first < last:
-            vectors = min(most, (last - first + LANES - 1) // LANES)
+            vectors = most if last - first > LANES * (most - 1) else 1
             given, begin = floats(bias), floats(starts)
             for i in range(vectors * LANES):
                 begin[i] = given[first + i] if bias and first + i < n else np.float32(0)
@@ -70,15 +70,13 @@ def matmul(form: Format, machine: Machine) -> Kernel:
             to = out + 4 * first
             for row in range(0, rows, at_once):
                 from_, there = x + row * x_stride, to + row * out_stride
-                if vectors == 3:
-                    tile_3(from_, x_stride, panel, count, starts, there, out_stride, adds)
-                elif vectors == 2:
-                    tile_2(from_, x_stride, panel, count, starts, there, out_stride, adds)
+                if vectors == most:
+                    multiply_many(from_, x_stride, panel, count, starts, there, out_stride, adds)
                 else:
-                    tile_1(from_, x_stride, panel, count, starts, there, out_stride, adds)
+                    multiply_few(from_, x_stride, panel, count, starts, there, out_stride, adds)
             first += vectors * LANES
 
-    return kernel(matmul, form.name)
+    return kernel(matmul, form.name, exact=True)
 
 
 def _fill(form: Format, machine: Machine) -> Any:
