@@ -99,8 +99,8 @@ Dtype = Annotated[
     str,
     typer.Option(
         metavar="TYPE",
-        help="float32, bfloat16, and with torch float16, float64; auto: torch takes bfloat16 for files "
-        "in it, else float32, numba weights as they are stored.",
+        help="float32, bfloat16, and with torch float16, float64; auto: torch takes bfloat16 for "
+        "files in it, else float32, numba weights as they are stored.",
         rich_help_panel=_LOADING,
     ),
 ]
