@@ -34,6 +34,7 @@ class TextByText:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.taken: list[list[list[int]]] = []
+        self.texts: list[OneText] = []
 
     @property
     def config(self) -> DecoderConfig:
@@ -42,7 +43,9 @@ class TextByText:
     def new_cache(
         self, *, capacity: int | None = None, rotary_length: int | None = None
     ) -> OneText:
-        return OneText(KVCache(self.config, capacity=capacity, rotary_length=rotary_length))
+        cache = KVCache(self.config, capacity=capacity, rotary_length=rotary_length)
+        self.texts.append(OneText(cache))
+        return self.texts[-1]
 
     @torch.no_grad()
     def take(self, caches: Sequence[OneText], tokens: Sequence[Sequence[int]]) -> list[np.ndarray]:
