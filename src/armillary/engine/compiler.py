@@ -82,7 +82,7 @@ def _compiled(each: Kernel) -> tuple[str, str]:
     flags.no_cfunc_wrapper = True
     flags.nrt = False
     flags.error_model = "numpy"
-    flags.fastmath = True
+    flags.fastmath = not each.exact
     kinds = [types.float32 if kind == "number" else types.int64 for kind in each.arguments.values()]
     result = compiler.compile_extra(
         cpu_target.typing_context,

@@ -138,9 +138,12 @@ class Emit:
         return self.call(f"llvm.fmuladd.{_suffix(c.type)}", c.type, [a, b, c])
 
     def sum(self, a: ir.Value) -> ir.Value:
-        """All lanes of a float vector, added in any order."""
-        name = f"llvm.vector.reduce.fadd.{_suffix(a.type)}"
-        return self.call(name, a.type.element, [ir.Constant(a.type.element, 0.0), a], fast=True)
+        """All lanes of a float vector, added by halves."""
+        lanes = a.type.count
+        while lanes > 1:
+            lanes //= 2
+            a = self.fadd(self.part(a, 0, lanes), self.part(a, lanes, lanes))
+        return self.number(a)
 
     def call(
         self, name: str, result: ir.Type, arguments: Sequence[ir.Value], *, fast: bool = False

@@ -24,14 +24,18 @@ _KINDS: dict[Any, Kind] = {Address: "address", Size: "size", Live: "live", Numbe
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function to compile, its name in the object file, and the kinds of its arguments."""
+    """A function to compile, its name in the object file, and the kinds of its arguments.
+
+    Sums may be taken in any order, to be taken as vectors, unless they are `exact`.
+    """
 
     name: str
     function: Callable[..., None]
     arguments: dict[str, Kind]
+    exact: bool = False
 
 
-def kernel(function: Callable[..., None], *variant: object) -> Kernel:
+def kernel(function: Callable[..., None], *variant: object, exact: bool = False) -> Kernel:
     """The kernel that a function is. `variant` tells apart those that a factory makes of one."""
     names = list(inspect.signature(function).parameters)
     if names[:2] != ["thread", "threads"]:
@@ -42,5 +46,5 @@ def kernel(function: Callable[..., None], *variant: object) -> Kernel:
             raise TypeError(f"{function.__name__}: {name} is no Address, Size, Live or Number")
         kinds[name] = _KINDS[function.__annotations__[name]]
     name = "_".join([function.__name__, *map(str, variant)])
-    return Kernel(name, function, kinds)
+    return Kernel(name, function, kinds, exact)
 

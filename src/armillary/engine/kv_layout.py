@@ -14,6 +14,9 @@ BLOCK = 16
 CHUNK = 4 * BLOCK
 """Tokens that are scored together, and that the room for them is a multiple of."""
 
+SEGMENTS = 16
+"""Parts at most that the tokens which a query reads are cut into, to be shared between threads."""
+
 SCRATCH = 4 * CHUNK * 4
 """Bytes that a thread needs for the scores of a chunk, of the 4 queries that are taken at once."""
 

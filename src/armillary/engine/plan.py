@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig, NormConfig
 from armillary.engine.formats import int8
-from armillary.engine.kv_layout import SCRATCH, Stored, value_width
+from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.program import Program, aligned
 from armillary.engine.weights import Matrix, Weights
@@ -205,7 +205,7 @@ class Plan:
         )
         group, window = config.n_heads // config.n_kv_heads, config.window or 0
         found = self._shared(
-            "found", self._threads * config.n_heads * (2 + value_width(config.d_head))
+            "found", SEGMENTS * config.n_heads * (2 + value_width(config.d_head))
         )
         self.program.add(
             f"attention_{self.stored}",

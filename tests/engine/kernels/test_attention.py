@@ -8,7 +8,7 @@ import pytest
 
 from armillary import reference
 from armillary.checkpoints.tensors import encode
-from armillary.engine.kv_layout import BLOCK, CHUNK, SCRATCH, Stored, value_width
+from armillary.engine.kv_layout import BLOCK, CHUNK, SCRATCH, SEGMENTS, Stored, value_width
 from support.kernels import EPSILON, call, count, drawn, spaced
 
 BOTH = pytest.mark.parametrize("stored", ["F32", "BF16"])
@@ -78,7 +78,7 @@ def attend(
     kv_heads, _, d = texts[0].keys.shape
     group = q.shape[1] // d // kv_heads
     wide = spaced(q)
-    found = np.full((len(q), kv_heads, threads, group, 2 + value_width(d)), np.nan, np.float32)
+    found = np.full((len(q), kv_heads, SEGMENTS, group, 2 + value_width(d)), np.nan, np.float32)
     out = np.full_like(wide, np.nan)
     sizes = {"kv_heads": kv_heads, "d_head": d, "d_value": value_width(d), "group": group}
     reading = {"window": window, "lengths": np.array(lengths), "found": found, "rows": count(len(q))}

@@ -1,8 +1,9 @@
 """Attention of a few queries over the cache, shared out evenly by what there is to read.
 
-Each thread reads an equal part of all tokens of all heads. Of a head that several read, each keeps
-what it found: the largest score m, l = Σ e^(score − m), and Σ e^(score − m)·v; `combine` joins
-them. Source: Dao et al. 2022, §3.1, for softmax by parts.
+The tokens that a query reads are cut into segments, by their number alone: what comes out depends
+neither on the threads nor on which other queries are computed with it. Of each head and segment it
+is kept what was found: the largest score m, l = Σ e^(score − m), and Σ e^(score − m)·v. `combine`
+joins them. Source: Dao et al. 2022, §3.1, for softmax by parts.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from armillary.engine.emit import F32, FLOATS, I32, Emit, emitted, vector
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
 from armillary.engine.kernels.common import as_bits, floats, share_items, shorts, word
 from armillary.engine.kernels.elementary import exp, tanh
-from armillary.engine.kv_layout import BLOCK, CHUNK, SCRATCH, Stored
+from armillary.engine.kv_layout import BLOCK, CHUNK, SCRATCH, SEGMENTS, Stored
 
 AT_ONCE = (4, 3, 2, 1)
 _MASKED = np.float32(-1e30)
@@ -24,7 +25,7 @@ _VECTOR = vector(F32, FLOATS)
 
 
 def attention(stored: Stored) -> Kernel:
-    """Queries (R, h·d_h), scaled and turned, over the cache: what each thread found of each head."""
+    """Queries (R, h·d_h), scaled and turned, over the cache: what is found in each segment."""
     scores_4, scores_3, scores_2, scores_1 = (_scores(stored, queries) for queries in AT_ONCE)
     gather_4, gather_3, gather_2, gather_1 = (_gather(stored, queries) for queries in AT_ONCE)
     size = 4 if stored == "F32" else 2
@@ -49,66 +50,63 @@ def attention(stored: Stored) -> Kernel:
         rows: Live,
     ) -> None:
         # For each row: where its keys and values lie, for how many tokens there is room, and how
-        # many it reads. `found`: (R, kv_heads, threads, group, 2 + d_value).
+        # many it reads. `found`: (R, kv_heads, SEGMENTS, group, 2 + d_value).
         record = 4 * (2 + d_value)
-        units = 0
+        items = 0
         for row in range(rows):
-            units += kv_heads * _chunks(word(lengths + 8 * row), window)
-        first, last = share_items(units, thread, threads)
+            items += kv_heads * _segments(_chunks(word(lengths + 8 * row), window))
+        first, last = share_items(items, thread, threads)
         scores = scratch + thread * SCRATCH
         begin = 0
         for row in range(rows):
             length, capacity = word(lengths + 8 * row), word(capacities + 8 * row)
             low = max(0, length - window) if window else 0
             chunks = _chunks(length, window)
+            segments, apart = _segments(chunks), _segment(chunks)
             for head in range(kv_heads):
-                start, stop = max(first - begin, 0), min(last - begin, chunks)
-                begin += chunks
-                if start >= stop:
-                    continue
-                mine = found + (((row * kv_heads) + head) * threads + thread) * group * record
                 k = word(keys + 8 * row) + head * capacity * d_head * size
                 v = word(values + 8 * row) + head * capacity * d_value * size
                 a = q + row * q_stride + head * group * d_head * 4
-                for one in range(group):
-                    state = floats(mine + one * record)
-                    state[0] = _MASKED
-                    for i in range(d_value + 1):
-                        state[1 + i] = 0
-                for chunk in range(start, stop):
-                    token = low // CHUNK * CHUNK + chunk * CHUNK
-                    end = min(token + CHUNK, length)
-                    done = 0
-                    while done < group:
-                        together = min(group - done, 4)
-                        b = a + done * d_head * 4
-                        s = mine + done * record
-                        for block in range((end - token + BLOCK - 1) // BLOCK):
-                            near = k + (token + block * BLOCK) * d_head * size
-                            out = scores + block * BLOCK * 4
+                for segment in range(max(first - begin, 0), min(last - begin, segments)):
+                    mine = found + ((row * kv_heads + head) * SEGMENTS + segment) * group * record
+                    for one in range(group):
+                        state = floats(mine + one * record)
+                        state[0] = _MASKED
+                        for i in range(d_value + 1):
+                            state[1 + i] = 0
+                    start = segment * apart
+                    for chunk in range(start, min(start + apart, chunks)):
+                        token = low // CHUNK * CHUNK + chunk * CHUNK
+                        count = min(CHUNK, length - token)
+                        near = v + token * d_value * size
+                        done = 0
+                        while done < group:
+                            together = min(group - done, 4)
+                            b, s = a + done * d_head * 4, mine + done * record
+                            for block in range((count + BLOCK - 1) // BLOCK):
+                                at = k + (token + block * BLOCK) * d_head * size
+                                out = scores + block * BLOCK * 4
+                                if together == 4:
+                                    scores_4(b, at, d_head, out)
+                                elif together == 3:
+                                    scores_3(b, at, d_head, out)
+                                elif together == 2:
+                                    scores_2(b, at, d_head, out)
+                                else:
+                                    scores_1(b, at, d_head, out)
+                            for one in range(together):
+                                mine_s, mine_k = scores + one * CHUNK * 4, s + one * record
+                                _soften(mine_s, mine_k, cap, low - token, count, d_value)
                             if together == 4:
-                                scores_4(b, near, d_head, out)
+                                gather_4(scores, near, count, d_value, s + 8, record)
                             elif together == 3:
-                                scores_3(b, near, d_head, out)
+                                gather_3(scores, near, count, d_value, s + 8, record)
                             elif together == 2:
-                                scores_2(b, near, d_head, out)
+                                gather_2(scores, near, count, d_value, s + 8, record)
                             else:
-                                scores_1(b, near, d_head, out)
-                        for one in range(together):
-                            _soften(
-                                scores + one * CHUNK * 4, s + one * record, cap,
-                                low - token, end - token, d_value,
-                            )
-                        from_, count = v + token * d_value * size, end - token
-                        if together == 4:
-                            gather_4(scores, from_, count, d_value, s + 8, record)
-                        elif together == 3:
-                            gather_3(scores, from_, count, d_value, s + 8, record)
-                        elif together == 2:
-                            gather_2(scores, from_, count, d_value, s + 8, record)
-                        else:
-                            gather_1(scores, from_, count, d_value, s + 8, record)
-                        done += together
+                                gather_1(scores, near, count, d_value, s + 8, record)
+                            done += together
+                begin += segments
 
     return kernel(attention, stored)
 
@@ -121,6 +119,19 @@ def _chunks(length: int, window: int) -> int:
 
 
 @register_jitable
+def _segment(chunks: int) -> int:
+    """How many chunks are a segment."""
+    return (chunks + SEGMENTS - 1) // SEGMENTS
+
+
+@register_jitable
+def _segments(chunks: int) -> int:
+    """How many segments there are."""
+    apart = _segment(chunks)
+    return (chunks + apart - 1) // apart
+
+
+@register_jitable(fastmath=True)
 def _soften(
     scores: int, state: int, cap: float, low: int, count: int, d_value: int
 ) -> None:
@@ -224,7 +235,7 @@ def _numbers(e: Emit, stored: Stored, address: ir.Value) -> list[ir.Value]:
 
 
 def combine() -> Kernel:
-    """What the threads found of each head, joined: heads side by side, (R, h·d_h)."""
+    """What was found in the segments, joined: heads side by side, (R, h·d_h)."""
 
     def combine(
         thread: int,
@@ -241,40 +252,28 @@ def combine() -> Kernel:
         rows: Live,
     ) -> None:
         record = 4 * (2 + d_value)
-        units = 0
-        for row in range(rows):
-            units += kv_heads * _chunks(word(lengths + 8 * row), window)
         first, last = share_items(rows * kv_heads, thread, threads)
-        begin, item = 0, 0
-        for row in range(rows):
-            chunks = _chunks(word(lengths + 8 * row), window)
-            for head in range(kv_heads):
-                if first <= item < last:
-                    for one in range(group):
-                        o = floats(out + row * out_stride + 4 * d_head * (head * group + one))
-                        most = _MASKED
-                        for other in range(threads):
-                            from_, to = share_items(units, other, threads)
-                            if max(from_ - begin, 0) < min(to - begin, chunks):
-                                part = found + ((item * threads + other) * group + one) * record
-                                most = max(most, floats(part)[0])
-                        total = np.float32(0)
-                        for i in range(d_head):
-                            o[i] = 0
-                        for other in range(threads):
-                            from_, to = share_items(units, other, threads)
-                            if max(from_ - begin, 0) < min(to - begin, chunks):
-                                part = found + ((item * threads + other) * group + one) * record
-                                state = floats(part)
-                                weight = exp(state[0] - most)
-                                total += state[1] * weight
-                                for i in range(d_head):
-                                    o[i] += state[2 + i] * weight
-                        inverse = np.float32(1) / total
-                        for i in range(d_head):
-                            o[i] = o[i] * inverse
-                begin += chunks
-                item += 1
+        for item in range(first, last):
+            row, head = item // kv_heads, item % kv_heads
+            segments = _segments(_chunks(word(lengths + 8 * row), window))
+            for one in range(group):
+                o = floats(out + row * out_stride + 4 * d_head * (head * group + one))
+                parts = found + (item * SEGMENTS * group + one) * record
+                most = _MASKED
+                for segment in range(segments):
+                    most = max(most, floats(parts + segment * group * record)[0])
+                total = np.float32(0)
+                for i in range(d_head):
+                    o[i] = 0
+                for segment in range(segments):
+                    state = floats(parts + segment * group * record)
+                    weight = exp(state[0] - most)
+                    total += state[1] * weight
+                    for i in range(d_head):
+                        o[i] += state[2 + i] * weight
+                inverse = np.float32(1) / total
+                for i in range(d_head):
+                    o[i] = o[i] * inverse
 
     return kernel(combine)
 

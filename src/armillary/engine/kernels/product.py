@@ -61,7 +61,8 @@ def product(form: Format, machine: Machine) -> Kernel:
                 dots_1(w, row_bytes, order, first, end, xs, s, k, b, to, o, adds)
             first = end
 
-    return kernel(product, form.name)
+    # What comes out of a row must not depend on how many others are computed with it.
+    return kernel(product, form.name, exact=True)
 
 
 def _dots(form: Format, machine: Machine, rows: int, many: int) -> Any:

@@ -1,0 +1,52 @@
+"""A token's logits are the same to the last bit whatever is computed with it, by how many threads.
+
+Guesses that are checked together (generation/speculation.py) rely on it.
+"""
+
+import numpy as np
+import pytest
+
+from armillary.config import DecoderConfig
+from support.engine import engine, in_chunks, text
+
+CONFIG = DecoderConfig.uniform(
+    vocab_size=61,
+    d_model=64,
+    n_layers=2,
+    n_heads=6,
+    n_kv_heads=2,
+    d_head=32,
+    d_ff=96,
+    max_positions=512,
+)
+LENGTH = 150  # past the first chunk of the cache, and two segments
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_rows_together_are_rows_alone(encoding: str) -> None:
+    decoder = engine(CONFIG, encoding=encoding, threads=1)
+    ids = text(LENGTH)
+    alone = in_chunks(decoder, ids, [1] * LENGTH)
+    for sizes in ([2] * 75, [3, 5] * 18 + [6], [8] * 18 + [6], [15] * 10):
+        np.testing.assert_array_equal(in_chunks(decoder, ids, sizes), alone)
+
+
+def test_texts_together_are_texts_alone() -> None:
+    decoder = engine(CONFIG, encoding="Q4_1", threads=1)
+    texts = [text(length, seed=length) for length in (3, 90, 40, 41, 17)]
+    caches = [decoder.new_cache() for _ in texts]
+    for cache, ids in zip(caches, texts, strict=True):
+        decoder.take([cache], [ids[:-1]])
+    together = decoder.take(caches, [ids[-1:] for ids in texts])
+    for ids, logits in zip(texts, together, strict=True):
+        cache = decoder.new_cache()
+        decoder.take([cache], [ids[:-1]])
+        np.testing.assert_array_equal(decoder.take([cache], [ids[-1:]])[0], logits)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(threads: int) -> None:
+    ids = text(LENGTH)
+    one, more = (engine(CONFIG, encoding="Q8_0", threads=count) for count in (1, threads))
+    sizes = [7] * 21 + [3]
+    np.testing.assert_array_equal(in_chunks(one, ids, sizes), in_chunks(more, ids, sizes))
