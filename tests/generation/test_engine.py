@@ -22,6 +22,7 @@ def test_prompts_are_computed_alone_and_steps_together(decoder):
     texts.keep([2, 0])
     texts.step([4, 5])
     assert decoder.taken == [[[5, 17]], [[40]], [[3]], [[1], [2], [3]], [[4], [5]]]
+    assert [text.tokens for text in decoder.texts] == [[5, 17, 1, 5], [40, 2], [3, 3, 4]]
 
 
 def test_each_text_has_the_length_that_it_was_given(decoder):

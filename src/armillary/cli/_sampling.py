@@ -116,8 +116,8 @@ Dtype = Annotated[
     str,
     typer.Option(
         metavar="TYPE",
-        help="float32 or bfloat16, with torch also float16 and float64; auto is the file's, which "
-        "for torch is bfloat16 for files in it, else float32.",
+        help="float32, bfloat16, and with torch float16, float64; auto: torch takes bfloat16 for "
+        "files in it, else float32, numba weights as they are stored.",
         rich_help_panel=_LOADING,
     ),
 ]

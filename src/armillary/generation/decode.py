@@ -75,7 +75,7 @@ class Request:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._eos_ids = frozenset() if config.ignore_eos else frozenset(eos_ids)
-        self._random = generator(config.seed)
+        self._random = None if config.greedy else generator(config.seed)
         self._stream = TextStream(tokenizer, config.stop, self.prompt)
         self._seen: NDArray[np.bool_] | None = None
 
@@ -87,7 +87,8 @@ class Request:
     def take(self, logits: Logits) -> TokenEvent:
         """Choose the next token. Shape: logits (V,)."""
         seen = self._mark_seen(logits) if self.config.repetition_penalty != 1 else None
-        token_id = choose(logits, self.config, float(self._random.random()), seen)
+        draw = 0.0 if self._random is None else float(self._random.random())
+        token_id = choose(logits, self.config, draw, seen)
         self.token_ids.append(token_id)
         text = self._read(token_id)
         logprob = self._logprob(logits, token_id)

@@ -137,7 +137,7 @@ class SeparateTexts(Generic[Cache]):
         self._caches = [self._caches[row] for row in rows]
 
     def _take(self, caches: list[Cache], tokens: Sequence[Sequence[int]]) -> list[Logits]:
-        return [logits[-1] for logits in self._decoder.take(caches, tokens)]
+        return [row for (row,) in self._decoder.take(caches, tokens)]
 
 
 def _keep_common_prefix(cache: TextCache, prompt: Sequence[int]) -> int:

@@ -88,7 +88,7 @@ class SamplingConfig:
         return self.temperature == 0
 
 
-def generator(seed: int | None) -> np.random.Generator:
+def generator(seed: int | None) -> "np.random.Generator":
     """Make the random numbers of one request, for one `.random()` a token.
 
     Each request has its own, so what it draws does not depend on what else is in the batch.
