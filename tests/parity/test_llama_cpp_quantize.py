@@ -138,6 +138,8 @@ def test_the_file_has_the_bytes_that_llama_cpp_gives_each_tensor(tmp_path, token
         assert found.metadata[key] == expected.metadata[key]
 
 
+SHORT = (1.0, 1.1, 1.2, 1.4, 1.6, 2.0, 3.0, 4.0)
+LONG = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 RULES = {
     "unscaled": None,
     "linear": PositionInterpolation(2.0),
@@ -145,12 +147,9 @@ RULES = {
     "yarn": YaRN(factor=2.0, original_window=64),
     "yarn, attention factor": YaRN(factor=2.0, original_window=64, explicit_attention_factor=0.9),
     "llama3": Llama3(factor=8.0, original_window=64),
-    "divisors": LongRoPE(
-        short_factor=(1.0, 1.1, 1.2, 1.4, 1.6, 2.0, 3.0, 4.0),
-        long_factor=(1.0, 1.1, 1.2, 1.4, 1.6, 2.0, 3.0, 4.0),
-        factor=1.0,
-        original_window=WINDOW,
-    ),
+    "divisors": LongRoPE(SHORT, SHORT, factor=1.0, original_window=WINDOW),
+    # llama.cpp takes the long list where its context is longer than the window; so is this text.
+    "longrope": LongRoPE(SHORT, LONG, factor=2.0, original_window=64),
 }
 
 
