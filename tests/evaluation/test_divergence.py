@@ -38,9 +38,12 @@ def whole(checkpoint, parts):
         return decoder(torch.tensor([part.ids for part in parts]))[:, :-1].log_softmax(-1)
 
 
-@pytest.mark.parametrize("name", ["plain", "tied head with bias", "learned", "rope longrope"])
+@pytest.mark.parametrize(
+    "name", ["plain", "tied head with bias", "learned", "rope longrope", "rope dynamic"]
+)
 def test_it_is_what_whole_passes_of_both_say(tmp_path, monkeypatch, name):
     monkeypatch.setattr(divergence, "_POSITIONS", 7)
+    monkeypatch.setattr(divergence, "_TOKENS", 30)  # two windows of 12
     before = saved(tmp_path / "a", VARIANTS[name])
     after = saved(tmp_path / "b", VARIANTS[name], std=0.2)
     parts = windows(9, 12)
@@ -106,6 +109,15 @@ def test_no_more_than_a_layer_and_the_heads_are_in_memory(tmp_path):
         tensor.nbytes for name, tensor in before.tensors.items() if name.startswith("layers.0.")
     )
     assert one_layer < memory.peak < 2 * one_layer
+
+
+def test_what_a_layer_makes_on_its_way_is_that_of_a_few_windows(tmp_path, monkeypatch):
+    """64 windows of 32 at once would take 2.9 MB for every step of a feed-forward of 352."""
+    monkeypatch.setattr(divergence, "_TOKENS", 128)
+    before = saved(tmp_path / "a", config(layer(feedforward={"d_ff": 352})))
+    with TensorMemory() as memory:
+        measure(before, before, windows(64, 32))
+    assert memory.peak < 64 * 32 * 352 * 4
 
 
 def test_quantising_costs_more_the_fewer_bits_there_are(tmp_path):

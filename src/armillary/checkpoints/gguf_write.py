@@ -31,7 +31,10 @@ Factors = dict[str, NDArray[np.float32]]
 # What llama.cpp calls a file by the encoding of most of its matrices (`llama_ftype`).
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
 _QUANTIZATION_VERSION = 2
-_OURS = frozenset({"architecture", "type", "file_type", "quantization_version", "alignment"})
+_OURS = frozenset(
+    f"general.{key}"
+    for key in ("architecture", "type", "file_type", "quantization_version", "alignment")
+)
 # float32, in which the format holds a base, a factor or a divisor.
 _TOLERANCE = 1e-6
 
@@ -53,12 +56,16 @@ def write_gguf(
     UserError when it cannot be written.
     """
     notices: list[str] = []
-    config, where = checkpoint.config, str(path)
-    names = names_in_file(config, family.gguf.tensors, where)
+    config = checkpoint.config
+    names = names_in_file(config, family.gguf.tensors, f"GGUF's {family.name} family")
     entries, factors = _architecture(config, family, notices)
     _check_read_back(entries, factors, checkpoint, names, family)
-    metadata = {**_general(checkpoint, encodings, family), **entries}
-    metadata |= _tokenizer(checkpoint, notices)
+    carried = read_gguf_file(checkpoint.source).encoded if checkpoint.format == "gguf" else None
+    metadata = {
+        **_general(checkpoint, encodings, family, carried),
+        **entries,
+        **_tokenizer(checkpoint, carried, notices),
+    }
     tensors = [
         to_write(_as_stored(config, family, tensor), encodings[name])._replace(name=names[name])
         for name, tensor in checkpoint.tensors.items()
@@ -171,39 +178,41 @@ def _same_rotation(one: RotaryConfig | None, other: RotaryConfig | None, window:
     )
 
 
-def _general(checkpoint: Checkpoint, encodings: Mapping[str, str], family: Family) -> Metadata:
+def _general(
+    checkpoint: Checkpoint,
+    encodings: Mapping[str, str],
+    family: Family,
+    carried: Mapping[str, Encoded] | None,
+) -> Metadata:
     matrices = [encodings[name] for name, each in checkpoint.tensors.items() if len(each.shape) > 1]
-    most = Counter(matrices).most_common(1)[0][0]
     metadata: Metadata = {
         "general.architecture": family.gguf.architecture,
         "general.type": "model",
+        "general.file_type": _FILE_TYPES[Counter(matrices).most_common(1)[0][0]],
+        "general.quantization_version": _QUANTIZATION_VERSION,
     }
-    if checkpoint.format == "gguf":
-        metadata |= {
-            key: value
-            for key, value in read_gguf_file(checkpoint.source).encoded.items()
-            if key.startswith("general.") and key.removeprefix("general.") not in _OURS
-        }
-    else:
-        metadata["general.name"] = checkpoint.source.resolve().name
-        for name, (key, _) in SAMPLING.items():
-            if name in checkpoint.generation:
-                metadata[f"general.sampling.{key}"] = checkpoint.generation[name]
-    metadata["general.file_type"] = _FILE_TYPES[most]
-    metadata["general.quantization_version"] = _QUANTIZATION_VERSION
+    if carried is not None:
+        others = _under("general.", carried)
+        return metadata | {key: others[key] for key in others if key not in _OURS}
+    metadata["general.name"] = checkpoint.source.resolve().name
+    for name, (key, _) in SAMPLING.items():
+        if name in checkpoint.generation:
+            metadata[f"general.sampling.{key}"] = checkpoint.generation[name]
     return metadata
 
 
-def _tokenizer(checkpoint: Checkpoint, notices: list[str]) -> Metadata:
-    if checkpoint.format == "gguf":
-        return {
-            key: value
-            for key, value in read_gguf_file(checkpoint.source).encoded.items()
-            if key.startswith("tokenizer.")
-        }
+def _tokenizer(
+    checkpoint: Checkpoint, carried: Mapping[str, Encoded] | None, notices: list[str]
+) -> Metadata:
+    if carried is not None:
+        return _under("tokenizer.", carried)
     if checkpoint.tokenizer is None:
         notices.append("there is no tokenizer in the model; engines need one")
         return {}
     tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
     eos_ids = checkpoint.generation.get("eos_token_id", tokenizer.eos_ids)
     return tokenizer.to_gguf(size, notices, eos_ids=eos_ids)
+
+
+def _under(prefix: str, carried: Mapping[str, Encoded]) -> Metadata:
+    return {key: value for key, value in carried.items() if key.startswith(prefix)}

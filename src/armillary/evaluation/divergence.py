@@ -4,6 +4,7 @@ Both read the same windows of text, one after the other and each a layer at a ti
 model is ever held: the weights of a layer are read from the file, used for all windows and let go.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ from armillary.evaluation.perplexity import FEW_DOCUMENTS, Document
 from armillary.evaluation.statistics import Estimate, weighted_mean
 from armillary.weights import read
 
-# Positions whose logits, of both models, are held at one time.
+# Tokens that a layer takes at one time, in whole windows, and positions whose logits, of both
+# models, are held at one time.
+_TOKENS = 4096
 _POSITIONS = 64
 
 
@@ -119,6 +122,8 @@ class _Reader:
             part = self.decoder.get_submodule(name)
             part.register_forward_pre_hook(lambda *_, name=name: self._fill(name))
             part.register_forward_hook(lambda *_, name=name: self._empty(name))
+        for layer in self.decoder.layers:
+            layer.forward = functools.partial(_by_windows, layer.forward)
         self.steps = len(parts)
 
     @torch.no_grad()
@@ -150,6 +155,12 @@ class _Reader:
             for attribute, parameter in module.named_parameters(recurse=False)
             for name in [f"{prefix}.{attribute}" if prefix else attribute]
         ]
+
+
+def _by_windows(forward: Callable[..., Tensor], x: Tensor, *rest: object) -> Tensor:
+    """What a layer makes of x (B, T, d), a few windows at a time."""
+    at_once = max(1, _TOKENS // x.shape[1])
+    return torch.cat([forward(part, *rest) for part in torch.split(x, at_once)])
 
 
 @torch.no_grad()

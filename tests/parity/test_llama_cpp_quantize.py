@@ -1,0 +1,213 @@
+"""GGUF files that we write, against llama.cpp: it reads them as we do, and would write the same.
+
+A small model with SmolLM2's tokenizer: 6 query heads on 2, and a feed-forward whose width is no
+multiple of a block's 32, so that a matrix falls back to F16 on both sides.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from armillary.checkpoints import Checkpoint, open_checkpoint, save_armillary
+from armillary.checkpoints.gguf_file import read_gguf_file
+from armillary.checkpoints.quantize import TARGETS, choose_encodings, write_encoded
+from armillary.config import DecoderConfig
+from armillary.rope_scaling import (
+    NTK,
+    AnyRopeScaling,
+    Llama3,
+    LongRoPE,
+    PositionInterpolation,
+    YaRN,
+)
+from armillary.tokenizer import Tokenizer
+from armillary.weights import build_filled, to_write
+from support.downloads import llama_cpp_vocabularies, smollm2_gguf
+from support.models import build
+
+pytestmark = [pytest.mark.llamacpp, pytest.mark.download]
+
+WINDOW = 128
+TEXT = "Grüße! It's 12345 o'clock,\n\n\tdef f(x): return x  # 中文 🙂"
+FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
+# Of the largest logit's size, from float32 sums in another order.
+FLOAT32 = 1e-4
+# Of the logits' root mean square, from activations that llama.cpp rounds to 8 bits (bf16: to 8).
+ROUNDED = 5e-2
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_gguf(read_gguf_file(smollm2_gguf()).metadata)
+
+
+def model(
+    directory: Path,
+    tokenizer: Tokenizer,
+    scaling: AnyRopeScaling | None = None,
+    tie_head: bool = False,
+) -> Checkpoint:
+    config = DecoderConfig.uniform(
+        vocab_size=tokenizer.vocab_size + 8,  # more embeddings than tokens
+        d_model=96,
+        n_layers=2,
+        n_heads=6,
+        n_kv_heads=2,
+        d_head=16,
+        d_ff=176,
+        max_positions=WINDOW,
+        rope_base=1000.0,
+        rope_scaling=scaling,
+        tie_head=tie_head,
+    )
+    save_armillary(directory, config, to_write(build(config, std=0.2).float()), tokenizer)
+    return open_checkpoint(directory)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Checkpoint:
+    return model(tmp_path_factory.mktemp("source") / "m", tokenizer)
+
+
+@contextmanager
+def peer(path: Path) -> Iterator[Any]:
+    """llama.cpp with a float32 cache and plain attention, so that nothing is rounded to float16."""
+    import llama_cpp
+
+    opened = llama_cpp.Llama(
+        str(path),
+        n_ctx=WINDOW,
+        n_batch=WINDOW,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        flash_attn=False,
+        verbose=False,
+    )
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def ids_of(length: int = 100) -> list[int]:
+    return np.random.default_rng(0).integers(0, 49_000, length).tolist()
+
+
+def ours(checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return build_filled(checkpoint.config, checkpoint.tensors)(torch.tensor([ids]))[0].numpy()
+
+
+def theirs(opened: Any, ids: list[int]) -> np.ndarray:
+    opened.reset()
+    opened.eval(ids)
+    return np.array(opened.scores[: len(ids)])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_file_has_the_bytes_that_llama_cpp_gives_each_tensor(tmp_path, tokenizer, target, tied):
+    import llama_cpp
+
+    before = model(tmp_path / "m", tokenizer, tie_head=tied)
+    write_encoded(tmp_path / "f32.gguf", before, dict.fromkeys(before.tensors, "F32"))
+    write_encoded(tmp_path / "ours.gguf", before, choose_encodings(before, TARGETS[target])[0])
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.nthread, params.ftype, params.pure = 1, FILE_TYPES[target], True
+    if target in ("q4_0", "q4_1"):  # the one choice that differs from llama.cpp's own
+        which = "token_embedding_type" if tied else "output_tensor_type"
+        setattr(params, which, int(gguf.GGMLQuantizationType.Q8_0))
+    names = [str(tmp_path / name).encode() for name in ("f32.gguf", "theirs.gguf")]
+    assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
+    found, expected = (read_gguf_file(tmp_path / f"{name}.gguf") for name in ("ours", "theirs"))
+    assert set(found.tensors) == set(expected.tensors)
+    for name, tensor in expected.tensors.items():
+        assert found.tensors[name].encoding == tensor.encoding, name
+        np.testing.assert_array_equal(found.tensors[name].data, tensor.data)
+    for key in ("general.file_type", "general.quantization_version"):
+        assert found.metadata[key] == expected.metadata[key]
+
+
+SHORT = (1.0, 1.1, 1.2, 1.4, 1.6, 2.0, 3.0, 4.0)
+LONG = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+RULES = {
+    "unscaled": None,
+    "linear": PositionInterpolation(2.0),
+    "ntk": NTK(2.0),
+    "yarn": YaRN(factor=2.0, original_window=64),
+    "yarn, attention factor": YaRN(factor=2.0, original_window=64, explicit_attention_factor=0.9),
+    "llama3": Llama3(factor=8.0, original_window=64),
+    "divisors": LongRoPE(SHORT, SHORT, factor=1.0, original_window=WINDOW),
+    # llama.cpp takes the long list where its context is longer than the window; so is this text.
+    "longrope": LongRoPE(SHORT, LONG, factor=2.0, original_window=64),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_llama_cpp_computes_what_we_do_under_each_rule(tmp_path, tokenizer, rule):
+    before = model(tmp_path / "m", tokenizer, RULES[rule])
+    write_encoded(tmp_path / "m.gguf", before, dict.fromkeys(before.tensors, "F32"))
+    ids = ids_of()
+    expected = ours(before, ids)
+    with peer(tmp_path / "m.gguf") as opened:
+        found = theirs(opened, ids)
+    assert np.abs(found - expected).max() <= FLOAT32 * np.abs(expected).max()
+    assert found.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_llama_cpp_reads_each_type_as_our_decoder_reads_it(tmp_path, source, target):
+    path = tmp_path / "m.gguf"
+    write_encoded(path, source, choose_encodings(source, TARGETS[target])[0])
+    ids = ids_of()
+    expected = ours(open_checkpoint(path), ids)
+    with peer(path) as opened:
+        found = theirs(opened, ids)
+    size = np.sqrt(np.mean(expected**2))
+    assert np.sqrt(np.mean((found - expected) ** 2)) <= ROUNDED * size
+    for position in np.flatnonzero(found.argmax(-1) != expected.argmax(-1)):
+        second, best = np.sort(expected[position])[-2:]
+        assert best - second <= 4 * ROUNDED * size
+
+
+def test_greedy_tokens_of_the_written_file_are_ours(tmp_path, source):
+    path = tmp_path / "m.gguf"
+    write_encoded(path, source, dict.fromkeys(source.tensors, "F32"))
+    decoder = build_filled(source.config, source.tensors)
+    ids = ids_of(5)
+    with peer(path) as opened:
+        for _ in range(24):
+            with torch.no_grad():
+                token = int(decoder(torch.tensor([ids]))[0, -1].argmax())
+            assert int(theirs(opened, ids)[-1].argmax()) == token
+            ids.append(token)
+
+
+@pytest.mark.parametrize("vocabulary", ["smollm2", "llama-spm"])
+def test_llama_cpp_makes_our_tokens_of_a_vocabulary_that_was_a_tokenizer_json(
+    tmp_path, tokenizer, vocabulary
+):
+    """Written out of a directory, where nothing of a GGUF file is left but what it meant."""
+    if vocabulary != "smollm2":
+        path = llama_cpp_vocabularies() / f"ggml-vocab-{vocabulary}.gguf"
+        tokenizer = Tokenizer.from_gguf(read_gguf_file(path).metadata)
+    before = model(tmp_path / "m", tokenizer)
+    assert before.tokenizer is not None
+    write_encoded(tmp_path / "m.gguf", before, choose_encodings(before, "Q8_0")[0])
+    with peer(tmp_path / "m.gguf") as opened:
+        for special in (False, True):
+            text = TEXT + ("<|im_end|> x" if vocabulary == "smollm2" else "</s>")
+            found = opened.tokenize(text.encode(), add_bos=False, special=special)
+            assert found == before.tokenizer.encode(text, bos=False, specials=special)
+        assert opened.token_bos() == before.tokenizer.bos_id
+        assert opened.token_eos() == before.tokenizer.eos_ids[0]
