@@ -15,6 +15,8 @@ from armillary.generation.decode import TokenEvent
 from armillary.language_model import LanguageModel, load
 from support.tiny_model import tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
