@@ -21,6 +21,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture(scope="session")
+def kernels():
+    """The engine's kernels, compiled before a test looks at all that is said."""
+    from armillary.engine.library import library
+
+    library()
+
+
 def pytest_collection_modifyitems(items):
     """Leave out, by name, what needs a browser where there is none."""
     if chromium() is None:

@@ -67,7 +67,7 @@ def commands(page: str) -> list[tuple[list[str], str]]:
 
 
 @pytest.fixture
-def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: None) -> Iterator[None]:
     """An empty working directory, where the model of the examples is already fetched."""
     for alias, model in ALIASES.items():
         assert alias == "smollm2-135m"

@@ -258,22 +258,10 @@ def load(
 
     for line in checkpoint.notices:
         tell(line)
-    decoder: Decoder | EngineDecoder
-    try:
-        decoder = (
-            _on_numba(checkpoint, dtype, tell)
-            if chosen == "numba"
-            else _on_torch(checkpoint, dtype, device, allow_missing, progress)
-        )
-    except ImportError as error:
-        if chosen == "torch":
-            raise
-        if engine == "numba":
-            raise UserError(
-                f"the numba engine cannot be imported ({error}); install numba, or take "
-                "--engine torch"
-            ) from error
-        tell(f"the numba engine cannot be imported ({error}); torch computes instead")
+    decoder: Decoder | EngineDecoder | None = None
+    if chosen == "numba":
+        decoder = _on_numba(checkpoint, dtype, tell, or_none=engine == "auto")
+    if decoder is None:
         decoder = _on_torch(checkpoint, dtype, device, allow_missing, progress)
     defaults, eos_ids = _stated(checkpoint)
     return LanguageModel(decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(notices))
@@ -292,10 +280,21 @@ def _collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def _on_numba(checkpoint: Checkpoint, dtype: str, notice: Callable[[str], None]) -> "EngineDecoder":
-    from armillary.engine.decoder import EngineDecoder
+def _on_numba(
+    checkpoint: Checkpoint, dtype: str, notice: Callable[[str], None], *, or_none: bool
+) -> "EngineDecoder | None":
+    """None, with a notice, where the engine cannot be imported and that is no error."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    try:
+        from armillary.engine.decoder import EngineDecoder
 
-    return EngineDecoder(checkpoint.config, checkpoint.tensors, width=WIDTHS[dtype], notice=notice)
+        return EngineDecoder(config, tensors, width=WIDTHS[dtype], notice=notice)
+    except ImportError as error:
+        said = f"the numba engine cannot be imported ({error})"
+        if not or_none:
+            raise UserError(f"{said}; install numba, or take --engine torch") from error
+        notice(f"{said}; torch computes instead")
+        return None
 
 
 def _on_torch(

@@ -16,6 +16,7 @@ from armillary.errors import UserError
 from armillary.language_model import LanguageModel, load
 from support.tiny_model import tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernels")
 OPTIONS = {"temperature": 0, "max_tokens": 8}
 
 

@@ -16,6 +16,8 @@ from armillary.language_model import LanguageModel, load
 from armillary.tokenizer import Tokenizer
 from support.tiny_model import tiny_model
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
