@@ -17,7 +17,7 @@ from numba.extending import register_jitable
 
 from armillary.engine.emit import I16, I32, Emit, emitted
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
-from armillary.engine.kernels.common import floats, share_items, whole_numbers, word
+from armillary.engine.kernels.common import floats, whole_numbers, word
 from armillary.engine.kernels.elementary import tanh
 from armillary.engine.kernels.tile import SUMS, WORDS, interleave, lay, tile, transpose
 from armillary.engine.kv_layout import BLOCK, CHUNK, Stored
@@ -49,11 +49,11 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
 
     @register_jitable
     def attend(
-        first: int, begin: int, count: int, q: int, q_stride: int, group: int, d_head: int,
+        row: int, member: int, count: int, q: int, q_stride: int, group: int, d_head: int,
         d_value: int, window: int, cap: float, scale: float, k: int, v: int, lengths: int,
         out: int, out_stride: int, scratch: int,
     ) -> None:
-        """Queries `begin` … of a text whose rows begin at `first`: query i is row i // group."""
+        """So many queries: from one of the group of a row on, then those of the rows after it."""
         vectors = most if count > LANES else 1
         step = _VECTOR * vectors
         wide_d = (d_head + 2 * LANES - 1) // (2 * LANES) * 2 * LANES
@@ -66,37 +66,35 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
         stage = sums + d_value * step
 
         lows, ends = whole_numbers(limits), whole_numbers(limits + step)
-        kept = floats(state)
+        kept, staged = floats(state), floats(stage)
+        shortest, longest = word(lengths + 8 * row), 0
+        now, one = row, member
         for i in range(vectors * LANES):
-            length = 0
-            if i < count:
-                length = word(lengths + 8 * (first + (begin + i) // group))
-            ends[i] = length
-            lows[i] = max(0, length - window) if window else 0
+            lane = i % LANES * wide_d
+            filled = 0
+            ends[i], lows[i] = 0, 0
             kept[i] = _LOWEST
             kept[vectors * LANES + i] = np.float32(0)
-        staged = floats(stage)
-        for part in range(vectors):
-            for lane in range(LANES):
-                i = part * LANES + lane
-                filled = 0
-                if i < count:
-                    filled = d_head
-                    query = begin + i
-                    from_ = floats(
-                        q + (first + query // group) * q_stride + query % group * d_head * 4
-                    )
-                    for j in range(d_head):
-                        staged[lane * wide_d + j] = from_[j] * scale
-                for j in range(filled, wide_d):
-                    staged[lane * wide_d + j] = np.float32(0)
-            lay_out(stage, 4 * wide_d, wide_d // (2 * LANES), packed + part * _VECTOR, step)
+            if i < count:
+                longest = word(lengths + 8 * now)
+                ends[i] = longest
+                lows[i] = max(0, longest - window) if window else 0
+                filled = d_head
+                from_ = floats(q + now * q_stride + one * d_head * 4)
+                for j in range(d_head):
+                    staged[lane + j] = from_[j] * scale
+                one += 1
+                if one == group:
+                    now, one = now + 1, 0
+            for j in range(filled, wide_d):
+                staged[lane + j] = np.float32(0)
+            if i % LANES == LANES - 1:
+                part = packed + i // LANES * _VECTOR
+                lay_out(stage, 4 * wide_d, wide_d // (2 * LANES), part, step)
         added = floats(sums)
         for i in range(d_value * vectors * LANES):
             added[i] = np.float32(0)
 
-        shortest = word(lengths + 8 * (first + begin // group))
-        longest = word(lengths + 8 * (first + (begin + count - 1) // group))
         token = max(0, shortest - window) // CHUNK * CHUNK if window else 0
         highest = max(0, longest - window) if window else 0
         while token < longest:
@@ -124,27 +122,20 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
                 gather_few(values, d_value, words, weights, sums, state)
             token += CHUNK
 
-        for part in range(vectors):
-            for column in range(0, d_value, LANES):
-                from_sums = sums + column * step + part * _VECTOR
-                exchange(from_sums, step, stage + 4 * column, 4 * d_value)
-            for lane in range(min(LANES, count - part * LANES)):
-                i = part * LANES + lane
-                query = begin + i
-                inverse = np.float32(1) / kept[vectors * LANES + i]
-                to = floats(
-                    out + (first + query // group) * out_stride + query % group * d_head * 4
-                )
-                for j in range(d_head):
-                    to[j] = staged[lane * d_value + j] * inverse
-
-    @register_jitable
-    def chunks(first: int, begin: int, count: int, group: int, window: int, lengths: int) -> int:
-        """Chunks that queries read."""
-        shortest = word(lengths + 8 * (first + begin // group))
-        longest = word(lengths + 8 * (first + (begin + count - 1) // group))
-        low = max(0, shortest - window) // CHUNK if window else 0
-        return (longest + CHUNK - 1) // CHUNK - low
+        now, one = row, member
+        for i in range(count):
+            if i % LANES == 0:
+                part = sums + i // LANES * _VECTOR
+                for column in range(0, d_value, LANES):
+                    exchange(part + column * step, step, stage + 4 * column, 4 * d_value)
+            lane = i % LANES * d_value
+            inverse = np.float32(1) / kept[vectors * LANES + i]
+            to = floats(out + now * out_stride + one * d_head * 4)
+            for j in range(d_head):
+                to[j] = staged[lane + j] * inverse
+            one += 1
+            if one == group:
+                now, one = now + 1, 0
 
     def block_attention(
         thread: int,
@@ -169,20 +160,12 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
         rows: Live,
     ) -> None:
         # For each row: where its keys and values lie, for how many tokens there is room, and how
-        # many it reads. A thread takes the blocks that begin in its part of all chunks to read.
-        total = 0
-        row = 0
-        while row < rows:
-            last = _text_end(row, keys, rows)
-            for begin in range(0, (last - row) * group, queries):
-                count = min(queries, (last - row) * group - begin)
-                total += kv_heads * chunks(row, begin, count, group, window, lengths)
-            row = last
-        start, stop = share_items(total, thread, threads)
+        # many it reads. Blocks of queries go to the threads in turns, and back again, since later
+        # ones read more.
         mine = scratch + thread * scratch_bytes
         # In base 2, so that a power of two is all that is to be computed of a score.
         cap_2, scale_2 = cap * _LOG2E, scale * _LOG2E
-        row, done = 0, 0
+        row, owner, turn = 0, 0, 1
         while row < rows:
             last, capacity = _text_end(row, keys, rows), word(capacities + 8 * row)
             for head in range(kv_heads):
@@ -190,13 +173,17 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
                 v = word(values + 8 * row) + head * capacity * d_value * size
                 shift = head * group * d_head * 4
                 for begin in range(0, (last - row) * group, queries):
-                    count = min(queries, (last - row) * group - begin)
-                    if start <= done < stop:
+                    if owner == thread:
                         attend(
-                            row, begin, count, q + shift, q_stride, group, d_head, d_value,
-                            window, cap_2, scale_2, k, v, lengths, out + shift, out_stride, mine,
+                            row + begin // group, begin % group,
+                            min(queries, (last - row) * group - begin), q + shift, q_stride, group,
+                            d_head, d_value, window, cap_2, scale_2, k, v, lengths, out + shift,
+                            out_stride, mine,
                         )
-                    done += chunks(row, begin, count, group, window, lengths)
+                    owner += turn
+                    if owner < 0 or owner == threads:
+                        turn = -turn
+                        owner += turn
             row = last
 
     return kernel(block_attention, stored, exact=True)

@@ -9,7 +9,7 @@ from numba.extending import register_jitable
 from armillary.engine.emit import F32, FLOATS, I32, I64, Emit, emitted
 
 
-@register_jitable(inline="always")
+@register_jitable
 def share(count: int, thread: int, threads: int) -> tuple[int, int]:
     """The part of `count` that is a thread's: whole vectors, so that no two write to one."""
     each = (count + threads * FLOATS - 1) // (threads * FLOATS) * FLOATS
@@ -17,13 +17,13 @@ def share(count: int, thread: int, threads: int) -> tuple[int, int]:
     return first, min(count, first + each)
 
 
-@register_jitable(inline="always")
+@register_jitable
 def share_items(count: int, thread: int, threads: int) -> tuple[int, int]:
     """The part of `count` large items that is a thread's."""
     return count * thread // threads, count * (thread + 1) // threads
 
 
-@register_jitable(inline="always")
+@register_jitable
 def share_rows(rows: int, private: int, thread: int, threads: int) -> tuple[int, int]:
     """The rows that a thread computes: a share, or all of them where it keeps them to itself."""
     if private:
