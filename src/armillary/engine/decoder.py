@@ -1,5 +1,6 @@
 """A decoder on the CPU without torch: tokens and caches of texts in, logits out."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -84,6 +85,8 @@ class EngineDecoder:
         self._weights = weights = Weights(tensors, width, notice)
         self._plan = Plan(config, weights, self._code, self._team.threads, self.stored)
         self._prefill: PrefillPlan | None = None
+        # What a pass is told, and the memory that it works in, are the plans'.
+        self._lock = threading.Lock()
         self._angles = [Angles(rotary) for rotary in self._plan.rotaries]
         self._table = position_rows(config, weights)
 
@@ -107,6 +110,12 @@ class EngineDecoder:
         Raises ValueError for a text without new tokens, tokens that the model does not know, or a
         cache of another configuration; CacheFullError beyond a capacity. Nothing is changed then.
         """
+        with self._lock:
+            return self._take(caches, tokens, every)
+
+    def _take(
+        self, caches: Sequence[TextCache], tokens: Sequence[Sequence[int]], every: bool
+    ) -> list[NDArray[np.float32]]:
         self._check(caches, tokens)
         for cache, new in zip(caches, tokens, strict=True):
             cache.reserve(len(new))
@@ -169,11 +178,13 @@ class EngineDecoder:
                 angles.write(cache.length, cache.filled_at, cos, sin)
             if inputs.positions is not None and self._table is not None:
                 inputs.positions[rows] = [self._table(place) for place in places]
-            cache.tokens.extend(tokens)
             unwanted = max(0, wanted[text] - start)
             chosen.append(range(first + unwanted, rows.stop))
             first = rows.stop
         logits = plan.run(self._team, first, [row for each in chosen for row in each])
+        for text, _, tokens in runs:
+            # Not before: who is interrupted must not go on from keys that were never written.
+            caches[text].tokens.extend(tokens)
         first = 0
         for (text, _, _), each in zip(runs, chosen, strict=True):
             if each:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from armillary.engine.gate import COUNT, PROGRAM, YIELD, gate_bytes
+from armillary.engine.gate import COUNT, GO, PROGRAM, YIELD, gate_bytes
 from armillary.engine.library import Library, library
 from armillary.engine.program import Program, aligned
 
@@ -65,13 +65,21 @@ class Team:
         with self._lock:
             gate = self._gate.view(np.int64)
             gate[PROGRAM // 8], gate[COUNT // 8] = program.address, len(program)
-            if self.threads > 1:
-                self._launch(self._place, 0, self.threads)
-                if self._asleep.any():
-                    for number in np.flatnonzero(self._asleep):
-                        self._wake[number].release()
-                    self._asleep[:] = 0
-            self._run(self._place, 0, self.threads)
+            rounds = gate[GO // 8]
+            try:
+                if self.threads > 1:
+                    self._launch(self._place, 0, self.threads)
+            finally:
+                # Once the others have begun they wait for this one, whatever interrupts it.
+                if self.threads == 1 or gate[GO // 8] != rounds:
+                    self._together()
+
+    def _together(self) -> None:
+        if self._asleep.any():
+            for number in np.flatnonzero(self._asleep):
+                self._wake[number].release()
+            self._asleep[:] = 0
+        self._run(self._place, 0, self.threads)
 
     def _work(self, number: int) -> None:
         while True:
