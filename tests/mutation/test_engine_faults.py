@@ -59,7 +59,7 @@ FAULTS = {
         "if config.rotary is not None and part is q",
     ),
     "pairs are half the width apart in every layout": Fault(
-        Plan._attention, 'rotate_{config.rotary.layout}', "rotate_half_split", "interleaved"
+        Plan._attention, "rotate_{config.rotary.layout}", "rotate_half_split", "interleaved"
     ),
     "the keys' norm is the queries'": Fault(
         Plan._attention, '"q_norm" if part is q else "k_norm"', '"q_norm"', "q/k norm"
@@ -75,10 +75,14 @@ FAULTS = {
         Plan._layer, 'layer.residual == "parallel"', "False", "parallel"
     ),
     "norms of results are left out": Fault(
-        Plan._layer, 'gives = layer.norm_placement != "post", layer.norm_placement != "pre"',
-        'gives = layer.norm_placement != "post", False', "sandwich norm",
+        Plan._layer,
+        'gives = layer.norm_placement != "post", layer.norm_placement != "pre"',
+        'gives = layer.norm_placement != "post", False',
+        "sandwich norm",
     ),
-    "an offset of norms is forgotten": Fault(Plan._normalise, "config.offset", "0.0", "norm offset"),
+    "an offset of norms is forgotten": Fault(
+        Plan._normalise, "config.offset", "0.0", "norm offset"
+    ),
     "eps is another": Fault(Plan._normalise, "config.eps", "1e-2"),
     "embeddings are not scaled": Fault(
         Plan._embed, "self.config.embedding_scale", "1.0", "embedding scale"
@@ -93,7 +97,10 @@ FAULTS = {
         EngineDecoder._pass, "self._table(place)", "self._table(place + 1)", "learned"
     ),
     "keys of other frequencies are kept": Fault(
-        EngineDecoder._begin, "stale = cache.length and", "stale = False and", "rope longrope",
+        EngineDecoder._begin,
+        "stale = cache.length and",
+        "stale = False and",
+        "rope longrope",
         (8, 32),
     ),
     "frequencies are those of the text before": Fault(
@@ -106,8 +113,10 @@ FAULTS = {
         TextCache._take, "layer[:, : held.shape[1]] = held", "pass", sizes=(20, 20)
     ),
     "half of a fused matrix is the other": Fault(
-        Matrix.rows, "first * self.row_bytes : last * self.row_bytes",
-        "0 : (last - first) * self.row_bytes", "fused glu",
+        Matrix.rows,
+        "first * self.row_bytes : last * self.row_bytes",
+        "0 : (last - first) * self.row_bytes",
+        "fused glu",
     ),
 }
 

@@ -64,9 +64,7 @@ class EngineDecoder:
         self, *, capacity: int | None = None, rotary_length: int | None = None
     ) -> TextCache:
         """A cache for one text."""
-        return TextCache(
-            self.config, self.stored, capacity=capacity, rotary_length=rotary_length
-        )
+        return TextCache(self.config, self.stored, capacity=capacity, rotary_length=rotary_length)
 
     def take(
         self,
@@ -117,7 +115,7 @@ class EngineDecoder:
         wanted: Sequence[int],
         results: list[list[NDArray[np.float32]]],
     ) -> None:
-        inputs, outputs = self._plan.inputs, []
+        inputs, outputs = self._plan.inputs, list[int]()
         for row, (text, token) in enumerate(work):
             cache = caches[text]
             place = cache.length
@@ -125,9 +123,7 @@ class EngineDecoder:
             inputs.lengths[row], inputs.room[row] = place + 1, cache.room
             inputs.keys[:, row], inputs.values[:, row] = cache.addresses
             for which, angles in enumerate(self._angles):
-                angles.write(
-                    place, cache.filled_at, inputs.cos[which][row], inputs.sin[which][row]
-                )
+                angles.write(place, cache.filled_at, inputs.cos[which][row], inputs.sin[which][row])
             if inputs.positions is not None and self._table is not None:
                 inputs.positions[row] = self._table(place)
             cache.tokens.append(token)
@@ -157,6 +153,4 @@ class EngineDecoder:
                 raise ValueError("a text has no new tokens; give at least one")
             for token in new:
                 if not 0 <= token < self.config.vocab_size:
-                    raise ValueError(
-                        f"token {token} is none of 0 to {self.config.vocab_size - 1}"
-                    )
+                    raise ValueError(f"token {token} is none of 0 to {self.config.vocab_size - 1}")

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig, NormConfig
+from armillary.config import (
+    AttentionConfig,
+    DecoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+)
 from armillary.engine.formats import int8
 from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
 from armillary.engine.library import Library
@@ -62,9 +68,10 @@ class Inputs:
     @classmethod
     def of(cls, layers: int) -> "Inputs":
         """Zeros."""
-        one, rows = (lambda: np.zeros(1, np.int64)), (lambda: np.zeros(ROWS, np.int64))
+        a, b = (np.zeros(1, np.int64) for _ in range(2))
+        rows = [np.zeros(ROWS, np.int64) for _ in range(5)]
         many = np.zeros((2, layers, ROWS), np.int64)
-        return cls(one(), one(), rows(), rows(), rows(), rows(), rows(), many[0], many[1])
+        return cls(a, b, rows[0], rows[1], rows[2], rows[3], rows[4], many[0], many[1])
 
 
 class Plan:
@@ -156,16 +163,14 @@ class Plan:
         q, k, v = (
             self._shared(use, width) for use, width in (("q", wide), ("k", narrow), ("v", narrow))
         )
-        self._products(
-            [(name + "q", q), (name + "k", k), (name + "v", v)], x, self.config.d_model
-        )
+        self._products([(name + "q", q), (name + "k", k), (name + "v", v)], x, self.config.d_model)
         if config.qk_norm is not None:
             for part, heads in ((q, config.n_heads), (k, config.n_kv_heads)):
                 which = "q_norm" if part is q else "k_norm"
                 self._norm_heads(name + which, config.qk_norm, part, heads, config.d_head)
         for part, heads in ((q, config.n_heads), (k, config.n_kv_heads)):
             if config.rotary is not None:
-                which = self.rotaries.index(config.rotary)
+                angles = self.rotaries.index(config.rotary)
                 self.program.add(
                     f"rotate_{config.rotary.layout}",
                     wait=False,
@@ -174,8 +179,8 @@ class Plan:
                     heads=heads,
                     d_head=config.d_head,
                     half=config.rotary.d_rotary // 2,
-                    cos=inputs.cos[which],
-                    sin=inputs.sin[which],
+                    cos=inputs.cos[angles],
+                    sin=inputs.sin[angles],
                     rows=rows,
                 )
         self.program.add(
@@ -204,9 +209,7 @@ class Plan:
             rows=rows,
         )
         group, window = config.n_heads // config.n_kv_heads, config.window or 0
-        found = self._shared(
-            "found", SEGMENTS * config.n_heads * (2 + value_width(config.d_head))
-        )
+        found = self._shared("found", SEGMENTS * config.n_heads * (2 + value_width(config.d_head)))
         self.program.add(
             f"attention_{self.stored}",
             wait=True,
@@ -249,7 +252,11 @@ class Plan:
             bias = self._weights.optional(name + "gate_up.bias")
             assert up is not None
             halves = [
-                (whole.rows(first, first + f), None if bias is None else bias[first : first + f], out)
+                (
+                    whole.rows(first, first + f),
+                    None if bias is None else bias[first : first + f],
+                    out,
+                )
                 for first, out in ((0, gate), (f, up))
             ]
             self._multiply(halves, x, d, wait=False)
@@ -271,7 +278,9 @@ class Plan:
         """Project a sub-layer's result and add it to the residual path, normalised if so told."""
         d = self.config.d_model
         if post_norm is None:
-            self._products([(name, self._x)], x, self._weights.matrix(name + ".weight").k, adds=True)
+            self._products(
+                [(name, self._x)], x, self._weights.matrix(name + ".weight").k, adds=True
+            )
             return
         out = self._shared("result", d)
         self._products([(name, out)], x, self._weights.matrix(name + ".weight").k)
