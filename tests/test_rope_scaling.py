@@ -21,8 +21,10 @@ from armillary.rope_scaling import (
     YaRN,
     base_frequencies,
     rule_from_huggingface,
+    trained_frequencies,
 )
 from armillary.strict_dict import StrictDict
+from support.models import SCALINGS
 
 LONG_LIST = tuple(1 + 3 * i / 31 for i in range(32))
 
@@ -615,3 +617,40 @@ def test_every_type_of_transformers_is_either_known_or_refused():
     from transformers import modeling_rope_utils as utilities
 
     assert set(utilities.ROPE_INIT_FUNCTIONS) == {*PEER_ENTRIES, "proportional"}
+
+
+# --- As models know them -------------------------------------------------------------------------
+
+
+def rounded_once(base: float, d_rotary: int) -> np.ndarray:
+    """float32(1 / float32(b^float32(2i/d))), with b^x to 50 digits before it is rounded."""
+    from decimal import Decimal, localcontext
+
+    with localcontext() as context:
+        context.prec = 50
+        result = []
+        for i in range(0, d_rotary, 2):
+            exponent = Decimal(float(np.float32(i) / np.float32(d_rotary)))
+            power = (Decimal(base).ln() * exponent).exp()
+            result.append(np.float32(1) / np.float32(float(power)))
+    return np.array(result)
+
+
+@pytest.mark.parametrize("d_rotary", [10, 64, 80, 128])
+@pytest.mark.parametrize("base", [100.0, 1e4, 1.3e5, 5e5, 1e6])
+def test_trained_frequencies_are_float32_of_each_step(base, d_rotary):
+    """The same whatever computes them: each step is rounded to nearest once."""
+    trained = trained_frequencies(Unscaled(), base, d_rotary, 1)
+    assert trained.dtype == np.float64
+    np.testing.assert_array_equal(trained.astype(np.float32), rounded_once(base, d_rotary))
+    assert (trained != base_frequencies(base, d_rotary)).any()
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("length", [4, 8, 9, 300])
+def test_what_a_rule_makes_of_trained_frequencies_is_exact(name, length):
+    rule = SCALINGS[name]
+    trained = trained_frequencies(rule, 100.0, 10, length)
+    unscaled = trained_frequencies(Unscaled(), 100.0, 10, length)
+    exact = rule.frequencies(100.0, 10, length) / base_frequencies(100.0, 10)
+    np.testing.assert_allclose(trained / unscaled, exact, rtol=1e-15)

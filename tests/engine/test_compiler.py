@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-ALL = "vpdpbusd vpmaddubsw sdot fmla vfmadd231ps vcvtph2ps".split()
+ALL = ["vpdpbusd", "vpmaddubsw", "sdot", "fmla", "vfmadd231ps", "vcvtph2ps"]
 MACHINES: dict[str, tuple[str, str, str, set[str]]] = {
     # Triple, processor, features, and which of the instructions above there are.
     "avx512-vnni": (

@@ -155,7 +155,9 @@ def test_the_count_of_threads_does_not_show(threads: int) -> None:
 def wide() -> DecoderConfig:
     """Sizes that are whole blocks of 32."""
     one = layer(
-        rotary={"d_rotary": 16}, attention={"d_head": 16, "qkv_bias": True}, feedforward={"d_ff": 96}
+        rotary={"d_rotary": 16},
+        attention={"d_head": 16, "qkv_bias": True},
+        feedforward={"d_ff": 96},
     )
     return config(one, one, d_model=64)
 
@@ -309,7 +311,7 @@ def poison(cache: TextCache, first: int) -> None:
 
 
 def keep(part: np.ndarray, held: np.ndarray, cache: TextCache, count: int) -> None:
-    """Put back the first tokens of keys (blocks of 16, d_h, 16) or values (S, d_v), by the layout."""
+    """Put back the first tokens of keys (blocks of 16, d_h, 16) or values (S, d_v)."""
     heads = len(part)
     pairs = 1 if part.dtype == np.float32 else 2
     is_key = any(part is each for each in cache.keys)
@@ -358,7 +360,9 @@ def test_stored_keys_are_turned_once(stored: str) -> None:
     decoder.take([whole], [ids])
     for token in ids:
         decoder.take([stepped], [[token]])
-    for ours, theirs in zip((*whole.keys, *whole.values), (*stepped.keys, *stepped.values), strict=True):
+    for ours, theirs in zip(
+        (*whole.keys, *whole.values), (*stepped.keys, *stepped.values), strict=True
+    ):
         if stored == "F32":
             np.testing.assert_allclose(ours, theirs, atol=SAME)
         else:

@@ -168,7 +168,7 @@ config = DecoderConfig.uniform(
     vocab_size=61, d_model=40, n_layers=1, n_heads=6, n_kv_heads=2, d_head=10, max_positions=64
 )
 tensors = {
-    name: StoredTensor(name, shape, "F32", np.ones(shape, np.float32).reshape(-1).view(np.uint8), "")
+    name: StoredTensor(name, shape, "F32", np.ones(shape, "f4").reshape(-1).view("u1"), "")
     for name, shape in parameter_shapes(config).items()
 }
 decoder = EngineDecoder(config, tensors, threads=2)

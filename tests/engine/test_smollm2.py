@@ -101,9 +101,7 @@ def test_logits_in_bfloat16_are_those_of_rounded_weights(
     for parameter in rounded.parameters():
         if parameter.dim() == 2:
             parameter.data = parameter.data.bfloat16().float()
-    decoder = EngineDecoder(
-        checkpoint.config, checkpoint.tensors, width="bfloat16", cache="F32"
-    )
+    decoder = EngineDecoder(checkpoint.config, checkpoint.tensors, width="bfloat16", cache="F32")
     assert np.abs(all_logits(decoder, ids) - logits(rounded, ids)).max() <= 2 * EXACT
 
 

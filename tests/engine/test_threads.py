@@ -35,9 +35,7 @@ class Chain:
         sizes = {"stride": 4 * N, "n": N, "rows": self.rows}
         for _ in range(steps):
             self.program.add("add", wait=True, x=self.x, y=self.y, **sizes)
-            self.program.add(
-                "pick", wait=True, x=self.x, numbers=self.order, out=self.y, **sizes
-            )
+            self.program.add("pick", wait=True, x=self.x, numbers=self.order, out=self.y, **sizes)
 
     def check(self, steps: int = 6) -> None:
         """Whether a run gave what NumPy gives; begins anew."""
@@ -160,7 +158,5 @@ def test_cores_are_counted_once_however_many_threads_they_have(
 
     monkeypatch.setattr(threads, "Path", Files)
     for allowed, expected in ((range(8), 4), ({0, 4}, 1), ({0, 1, 5}, 2), ({2, 9}, 2)):
-        monkeypatch.setattr(
-            "os.sched_getaffinity", lambda _, to=allowed: set(to), raising=False
-        )
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, to=allowed: set(to), raising=False)
         assert physical_cores() == expected

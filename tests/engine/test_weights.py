@@ -70,7 +70,11 @@ def test_formats_without_kernels_are_told_of_once_when_they_are_wanted_as_stored
     tensors = stored_tensors({"a": drawn(2, 64), "b": drawn(2, 64), "c": drawn(3)})
     as_double = {
         name: type(tensor)(
-            name, tensor.shape, "F64", tensor.to_float32().astype(np.float64).reshape(-1).view("u1"), ""
+            name,
+            tensor.shape,
+            "F64",
+            tensor.to_float32().astype(np.float64).reshape(-1).view("u1"),
+            "",
         )
         for name, tensor in tensors.items()
     }

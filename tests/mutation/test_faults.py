@@ -126,8 +126,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "a partial rotation takes the head's width for its frequencies": Fault(
         rotary._frequencies,
-        "config.scaling.frequencies(base, d, length)",
-        "config.scaling.frequencies(base, 10, length)[: d // 2]",
+        "of(base, d, length)",
+        "of(base, 10, length)[: d // 2]",
         specification("partial rotation"),
     ),
     "keys are permuted with h / h_kv for h_kv": Fault(

@@ -18,7 +18,7 @@ from armillary.parts.rotary import (
     rotation,
     varies_with_length,
 )
-from armillary.rope_scaling import AnyRopeScaling, PositionInterpolation
+from armillary.rope_scaling import AnyRopeScaling, PositionInterpolation, trained_frequencies
 from support.models import SCALINGS
 
 LAYOUTS = ["half_split", "interleaved"]
@@ -323,6 +323,22 @@ def test_float32_frequencies_are_the_exact_ones_but_for_rounding(rule: AnyRopeSc
     torch.testing.assert_close(
         narrow.double(), exact, rtol=(math.log(config.base) + 2) * 2**-24, atol=0.0
     )
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_float32_angles_are_those_of_trained_frequencies_compiled_too(name: str) -> None:
+    """To the last bit: the engine has the same, and compiled NumPy code may round otherwise."""
+    config = RotaryConfig(d_rotary=10, base=150000.0, scaling=SCALINGS[name])
+    positions = torch.arange(5000)
+    theta = trained_frequencies(config.scaling, config.base, 10, 300).astype(np.float32)
+    angles = positions.float()[:, None] * torch.from_numpy(theta)
+    torch.compiler.reset()
+    compiled = torch.compile(rotation, backend="eager", fullgraph=True)
+    for run in (rotation, compiled):
+        found = run(config, positions, lengths=300)
+        factor = config.scaling.attention_factor()
+        assert torch.equal(found.cos[0], angles.cos() * factor)
+        assert torch.equal(found.sin[0], angles.sin() * factor)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

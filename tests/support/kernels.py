@@ -1,4 +1,4 @@
-"""Single kernels called as a program calls them, thread after thread, and machines to compile for."""
+"""Single kernels called as programs call them, thread after thread, and machines to compile for."""
 
 import ctypes
 from functools import cache

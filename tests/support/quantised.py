@@ -58,9 +58,7 @@ def _affine(name: str, weights: np.ndarray) -> np.ndarray:
     safe = np.where(d == 0, 1, d)
     q = np.clip(np.rint((parts - m[..., None]) / safe[..., None]), low, high).astype(np.int8)
     flat = q.reshape(-1, GROUP)
-    blocks = (
-        form.pack(d[:, 0], m[:, 0], flat.view(np.uint8)) if per == 1 else form.pack(d, m, flat)
-    )
+    blocks = form.pack(d[:, 0], m[:, 0], flat.view(np.uint8)) if per == 1 else form.pack(d, m, flat)
     return blocks.reshape(len(weights), -1)
 
 

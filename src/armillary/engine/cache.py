@@ -4,13 +4,15 @@ A batch is several of these, each of its own length, so nothing is ever padded. 
 too: a rule whose frequencies vary with the length may need them computed anew.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from armillary.config import DecoderConfig
 from armillary.engine.kv_layout import CHUNK, Stored, value_width
 
-_ITEM = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
+_ITEM: dict[Stored, np.dtype[Any]] = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
 
 
 class CacheFullError(ValueError):

@@ -17,7 +17,7 @@ from armillary.engine.kernel import Kernel
 from armillary.engine.machine import Machine
 
 PREFIX = "armillary_"
-# What LLVM calls where an x86 has no instruction for it, and no library that is sure to be there has.
+# What LLVM calls where an x86 has no instruction for it; no library that is surely there has it.
 # A float16's exponent and fraction, moved to a float32's places, are the number times 2^-112.
 _HALF_TO_FLOAT = """
 define float @__extendhfsf2(half %number) {
@@ -43,19 +43,26 @@ def object_code(kernels: Sequence[Kernel], machine: Machine) -> bytes:
 
     `arguments` is the address of 8 bytes for each of the kernel's.
     """
-    return _target(machine).emit_object(_module(kernels, machine))
+    code: bytes = _target(machine).emit_object(_module(kernels, machine))
+    return code
 
 
 def assembly(kernels: Sequence[Kernel], machine: Machine) -> str:
     """The same as text, for tests of which instructions are in it."""
-    return _target(machine).emit_assembly(_module(kernels, machine))
+    text: str = _target(machine).emit_assembly(_module(kernels, machine))
+    return text
 
 
 def _target(machine: Machine) -> llvm.TargetMachine:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     return llvm.Target.from_triple(machine.triple).create_target_machine(
-        cpu=machine.cpu, features=machine.features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+        cpu=machine.cpu,
+        features=machine.features,
+        opt=3,
+        reloc="pic",
+        codemodel="jitdefault",
+        jit=True,
     )
 
 
@@ -106,9 +113,7 @@ def _entry(each: Kernel, compiled: str) -> ir.Module:
     """What a program calls: it takes a kernel's arguments from memory and calls it."""
     module = ir.Module()
     kinds = [ir.FloatType() if kind == "number" else _I64 for kind in each.arguments.values()]
-    numba_kind = ir.FunctionType(
-        _I32, [_I8P.as_pointer(), _I8P.as_pointer(), _I64, _I64, *kinds]
-    )
+    numba_kind = ir.FunctionType(_I32, [_I8P.as_pointer(), _I8P.as_pointer(), _I64, _I64, *kinds])
     inner = ir.Function(module, numba_kind, compiled)
     outer = ir.Function(
         module, ir.FunctionType(ir.VoidType(), [_I64, _I64, _I64]), PREFIX + each.name

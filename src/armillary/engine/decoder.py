@@ -94,9 +94,7 @@ class EngineDecoder:
         self, *, capacity: int | None = None, rotary_length: int | None = None
     ) -> TextCache:
         """A cache for one text."""
-        return TextCache(
-            self.config, self.stored, capacity=capacity, rotary_length=rotary_length
-        )
+        return TextCache(self.config, self.stored, capacity=capacity, rotary_length=rotary_length)
 
     def take(
         self,
@@ -208,6 +206,4 @@ class EngineDecoder:
                 raise ValueError("a text has no new tokens; give at least one")
             for token in new:
                 if not 0 <= token < self.config.vocab_size:
-                    raise ValueError(
-                        f"token {token} is none of 0 to {self.config.vocab_size - 1}"
-                    )
+                    raise ValueError(f"token {token} is none of 0 to {self.config.vocab_size - 1}")

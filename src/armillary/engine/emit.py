@@ -23,6 +23,9 @@ FLOATS = 16
 
 FAST = ("fast",)
 
+Whole = int
+"""A number that is known while compiling: `Emit` has a method by Python's name."""
+
 
 def vector(element: ir.Type, lanes: int) -> ir.VectorType:
     """The type of a vector."""
@@ -37,28 +40,28 @@ class Emit:
 
     # Whole numbers and addresses, 64 bits.
 
-    def int(self, value: "int | ir.Value") -> ir.Value:
+    def int(self, value: Whole | ir.Value) -> ir.Value:
         """A number that is known while compiling, as a value."""
-        return ir.Constant(I64, value) if isinstance(value, int) else value
+        return ir.Constant(I64, value) if isinstance(value, Whole) else value
 
-    def add(self, a: ir.Value, b: "int | ir.Value") -> ir.Value:
+    def add(self, a: ir.Value, b: Whole | ir.Value) -> ir.Value:
         """a + b."""
         return self.builder.add(a, self.int(b))
 
-    def sub(self, a: ir.Value, b: "int | ir.Value") -> ir.Value:
+    def sub(self, a: ir.Value, b: Whole | ir.Value) -> ir.Value:
         """a − b."""
         return self.builder.sub(a, self.int(b))
 
-    def mul(self, a: ir.Value, b: "int | ir.Value") -> ir.Value:
+    def mul(self, a: ir.Value, b: Whole | ir.Value) -> ir.Value:
         """a · b."""
         return self.builder.mul(a, self.int(b))
 
-    def div(self, a: ir.Value, b: "int | ir.Value") -> ir.Value:
+    def div(self, a: ir.Value, b: Whole | ir.Value) -> ir.Value:
         """a / b, rounded down; neither is negative."""
         return self.builder.udiv(a, self.int(b))
 
     @contextmanager
-    def loop(self, count: "int | ir.Value") -> Iterator[ir.Value]:
+    def loop(self, count: Whole | ir.Value) -> Iterator[ir.Value]:
         """What is emitted inside runs for 0 … count − 1."""
         from numba.core import cgutils
 
@@ -81,13 +84,13 @@ class Emit:
 
     # Memory.
 
-    def load(self, kind: ir.Type, address: ir.Value, offset: int = 0) -> ir.Value:
+    def load(self, kind: ir.Type, address: ir.Value, offset: Whole = 0) -> ir.Value:
         """What lies at an address, of any alignment."""
         value = self.builder.load(self._pointer(kind, address, offset), typ=kind)
         value.align = 1
         return value
 
-    def store(self, value: ir.Value, address: ir.Value, offset: int = 0) -> None:
+    def store(self, value: ir.Value, address: ir.Value, offset: Whole = 0) -> None:
         """Put a value at an address, of any alignment."""
         self.builder.store(value, self._pointer(value.type, address, offset)).align = 1
 
@@ -97,7 +100,7 @@ class Emit:
 
         return Variable(self, cgutils.alloca_once_value(self.builder, initial))
 
-    def _pointer(self, kind: ir.Type, address: ir.Value, offset: int) -> ir.Value:
+    def _pointer(self, kind: ir.Type, address: ir.Value, offset: Whole) -> ir.Value:
         return self.builder.inttoptr(self.add(address, offset), kind.as_pointer())
 
     # Vectors.
@@ -108,24 +111,22 @@ class Emit:
             return ir.Constant(kind, [value] * kind.count)
         return ir.Constant(kind, value)
 
-    def splat(self, scalar: ir.Value, lanes: int) -> ir.Value:
+    def splat(self, scalar: ir.Value, lanes: Whole) -> ir.Value:
         """A number in every lane."""
         kind = vector(scalar.type, lanes)
         empty = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(empty, scalar, ir.Constant(I32, 0))
         return self.shuffle(first, empty, [0] * lanes)
 
-    def shuffle(self, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    def shuffle(self, a: ir.Value, b: ir.Value, lanes: Sequence[Whole]) -> ir.Value:
         """The lanes of a and then of b that are named."""
         return self.builder.shuffle_vector(a, b, ir.Constant(vector(I32, len(lanes)), list(lanes)))
 
-    def part(self, a: ir.Value, first: int, lanes: int) -> ir.Value:
+    def part(self, a: ir.Value, first: Whole, lanes: Whole) -> ir.Value:
         """Some lanes of a that lie together."""
-        return self.shuffle(
-            a, ir.Constant(a.type, ir.Undefined), range(first, first + lanes)  # type: ignore[arg-type]
-        )
+        return self.shuffle(a, ir.Constant(a.type, ir.Undefined), range(first, first + lanes))
 
-    def number(self, a: ir.Value, lane: int = 0) -> ir.Value:
+    def number(self, a: ir.Value, lane: Whole = 0) -> ir.Value:
         """One lane of a vector."""
         return self.builder.extract_element(a, ir.Constant(I32, lane))
 
@@ -157,23 +158,23 @@ class Emit:
 
     # Number types.
 
-    def half(self, address: ir.Value, lanes: int, offset: int = 0) -> ir.Value:
+    def half(self, address: ir.Value, lanes: Whole, offset: Whole = 0) -> ir.Value:
         """The float16 at an address, in every lane of a float32 vector."""
         number = self.load(F16, address, offset)
         return self.builder.fpext(self.splat(number, lanes), vector(F32, lanes))
 
-    def bfloats(self, address: ir.Value, lanes: int) -> ir.Value:
+    def bfloats(self, address: ir.Value, lanes: Whole) -> ir.Value:
         """Bfloat16 numbers as float32."""
         # A bfloat16 is the upper half of the float32 of the same value.
         wide = self.builder.zext(self.load(vector(I16, lanes), address), vector(I32, lanes))
         high = self.builder.shl(wide, self.constant(16, wide.type))
         return self.builder.bitcast(high, vector(F32, lanes))
 
-    def halves(self, address: ir.Value, lanes: int) -> ir.Value:
+    def halves(self, address: ir.Value, lanes: Whole) -> ir.Value:
         """Float16 numbers as float32."""
         return self.builder.fpext(self.load(vector(F16, lanes), address), vector(F32, lanes))
 
-    def floats(self, address: ir.Value, lanes: int) -> ir.Value:
+    def floats(self, address: ir.Value, lanes: Whole) -> ir.Value:
         """Float32 numbers."""
         return self.load(vector(F32, lanes), address)
 
@@ -195,12 +196,13 @@ class Variable:
 
 def emitted(result: Any) -> Callable[[Callable[..., Any]], Any]:
     """A function for kernels whose body `define(emit, *arguments)` writes when they compile."""
-
     from numba.extending import intrinsic
 
     def decorate(define: Callable[..., Any]) -> Any:
         def declared(_typing: Any, *arguments: Any) -> Any:
-            def lower(context: Any, builder: ir.IRBuilder, _signature: Any, values: Any) -> ir.Value:
+            def lower(
+                context: Any, builder: ir.IRBuilder, _signature: Any, values: Any
+            ) -> ir.Value:
                 made = define(Emit(builder), *values)
                 return context.get_dummy_value() if made is None else made
 

@@ -7,15 +7,15 @@ its arguments, annotated with what they are. In a program they lie side by side,
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NewType
+from typing import Annotated, Any, Literal
 
-Address = NewType("Address", int)
+Address = Annotated[int, "address"]
 """Where something lies in memory; 0 for nothing."""
-Size = NewType("Size", int)
+Size = Annotated[int, "size"]
 """A count that the program fixes."""
-Live = NewType("Live", int)
+Live = Annotated[int, "live"]
 """A count that changes between runs: the program holds where it is kept, a kernel gets it."""
-Number = NewType("Number", float)
+Number = Annotated[float, "number"]
 """A float32 that the program fixes."""
 
 Kind = Literal["address", "size", "live", "number"]
@@ -47,4 +47,3 @@ def kernel(function: Callable[..., None], *variant: object, exact: bool = False)
         kinds[name] = _KINDS[function.__annotations__[name]]
     name = "_".join([function.__name__, *map(str, variant)])
     return Kernel(name, function, kinds, exact)
-

@@ -20,7 +20,9 @@ _DIGEST = 32
 class Library:
     """An object file in memory. Source of the calling convention: `engine/compiler.py`."""
 
-    def __init__(self, code: bytes, arguments: dict[str, dict[str, Kind]], machine: Machine) -> None:
+    def __init__(
+        self, code: bytes, arguments: dict[str, dict[str, Kind]], machine: Machine
+    ) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         target = llvm.Target.from_triple(machine.triple).create_target_machine(
@@ -97,6 +99,10 @@ def _key(machine: Machine) -> str:
     folder = Path(__file__).parent
     parts = ["emit.py", "compiler.py", "kernel.py", "gate.py", "kv_layout.py", "tiling.py"]
     files = [folder / part for part in parts]
-    for file in [*files, *sorted(folder.glob("formats/*.py")), *sorted(folder.glob("kernels/*.py"))]:
+    for file in [
+        *files,
+        *sorted(folder.glob("formats/*.py")),
+        *sorted(folder.glob("kernels/*.py")),
+    ]:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:32]

@@ -76,9 +76,10 @@ class Inputs:
     @classmethod
     def of(cls, layers: int, count: int) -> "Inputs":
         """Zeros, for so many rows at most."""
-        one, rows = (lambda: np.zeros(1, np.int64)), (lambda: np.zeros(count, np.int64))
+        a, b = (np.zeros(1, np.int64) for _ in range(2))
+        rows = [np.zeros(count, np.int64) for _ in range(5)]
         many = np.zeros((2, layers, count), np.int64)
-        return cls(one(), one(), rows(), rows(), rows(), rows(), rows(), many[0], many[1])
+        return cls(a, b, rows[0], rows[1], rows[2], rows[3], rows[4], many[0], many[1])
 
 
 def rotaries(config: DecoderConfig) -> list[RotaryConfig]:
@@ -192,16 +193,14 @@ class Plan:
         q, k, v = (
             self._shared(use, width) for use, width in (("q", wide), ("k", narrow), ("v", narrow))
         )
-        self._products(
-            [(name + "q", q), (name + "k", k), (name + "v", v)], x, self.config.d_model
-        )
+        self._products([(name + "q", q), (name + "k", k), (name + "v", v)], x, self.config.d_model)
         if config.qk_norm is not None:
             for part, heads in ((q, config.n_heads), (k, config.n_kv_heads)):
                 which = "q_norm" if part is q else "k_norm"
                 self._norm_heads(name + which, config.qk_norm, part, heads, config.d_head)
         for part, heads in ((q, config.n_heads), (k, config.n_kv_heads)):
             if config.rotary is not None:
-                which = self.rotaries.index(config.rotary)
+                angles = self.rotaries.index(config.rotary)
                 self.program.add(
                     f"rotate_{config.rotary.layout}",
                     wait=False,
@@ -210,8 +209,8 @@ class Plan:
                     heads=heads,
                     d_head=config.d_head,
                     half=config.rotary.d_rotary // 2,
-                    cos=inputs.cos[which],
-                    sin=inputs.sin[which],
+                    cos=inputs.cos[angles],
+                    sin=inputs.sin[angles],
                     rows=rows,
                 )
         out = self._shared("heads", wide)
@@ -305,7 +304,11 @@ class Plan:
             bias = self._weights.optional(name + "gate_up.bias")
             assert up is not None
             halves = [
-                (whole.rows(first, first + f), None if bias is None else bias[first : first + f], out)
+                (
+                    whole.rows(first, first + f),
+                    None if bias is None else bias[first : first + f],
+                    out,
+                )
                 for first, out in ((0, gate), (f, up))
             ]
             self._multiply(halves, x, d, wait=False)
@@ -327,7 +330,9 @@ class Plan:
         """Project a sub-layer's result and add it to the residual path, normalised if so told."""
         d = self.config.d_model
         if post_norm is None:
-            self._products([(name, self._x)], x, self._weights.matrix(name + ".weight").k, adds=True)
+            self._products(
+                [(name, self._x)], x, self._weights.matrix(name + ".weight").k, adds=True
+            )
             return
         out = self._shared("result", d)
         self._products([(name, out)], x, self._weights.matrix(name + ".weight").k)

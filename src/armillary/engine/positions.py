@@ -61,7 +61,8 @@ def position_rows(
 
         def row(position: int) -> NDArray[np.float32]:
             angles = position * theta
-            return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(d).astype(np.float32)
+            pairs = np.stack([np.sin(angles), np.cos(angles)], -1)
+            return np.asarray(pairs.reshape(d), np.float32)
 
         return row
     return None
@@ -71,6 +72,6 @@ def _learned(weights: Weights) -> Callable[[int], NDArray[np.float32]]:
     table = weights.tensor("position_table.weight")
 
     def row(position: int) -> NDArray[np.float32]:
-        return table.rows(position, position + 1)[0]
+        return np.asarray(table.rows(position, position + 1)[0])
 
     return row

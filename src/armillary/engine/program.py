@@ -11,7 +11,6 @@ from armillary.engine.kernel import Kind
 from armillary.engine.library import Library
 
 
-
 def aligned(nbytes: int) -> NDArray[np.uint8]:
     """Zeros that begin on a cache line."""
     whole = np.zeros(nbytes + LINE, dtype=np.uint8)
@@ -50,7 +49,7 @@ class Program:
         if arguments.keys() != kinds.keys():
             odd = sorted(arguments.keys() ^ kinds.keys())
             raise TypeError(f"{name}: {', '.join(odd)} missing or not known")
-        words = [self._word(argument, kind, arguments[argument]) for argument, kind in kinds.items()]
+        words = [self._word(each, kind, arguments[each]) for each, kind in kinds.items()]
         memory = np.array(words, dtype=np.int64)
         self._kept.append(memory)
         self._steps.append((self._code.address(name), int(memory.ctypes.data), int(wait)))
@@ -58,11 +57,11 @@ class Program:
     def _word(self, name: str, kind: Kind, value: Any) -> int:
         if kind in {"address", "live"}:
             return self._place(name, kind, value)
-        if not isinstance(value, int | float) or (kind == "size" and isinstance(value, float)):
-            raise TypeError(f"{name}: a {kind} is given as {value!r}")
-        if kind == "number":
+        if kind == "number" and isinstance(value, int | float):
             return int(struct.unpack("<I", struct.pack("<f", value))[0])
-        return value
+        if kind == "size" and isinstance(value, int):
+            return value
+        raise TypeError(f"{name}: a {kind} is given as {value!r}")
 
     def _place(self, name: str, kind: Kind, value: Any) -> int:
         if value is None and kind == "address":

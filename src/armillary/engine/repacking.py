@@ -83,12 +83,14 @@ def _q2_k(blocks: Bytes) -> Parts:
 def _two_bits(qs: Bytes) -> Bytes:
     """64 bytes → 8 groups of 32: of each 32 bytes the lowest two bits, then the next ones."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return (qs.reshape(len(qs), 2, 1, 32) >> shifts & 3).reshape(len(qs), 8, 32)
+    bits = qs.reshape(len(qs), 2, 1, 32) >> shifts & 3
+    return np.asarray(bits.reshape(len(qs), 8, 32), np.uint8)
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
     """32 bits at a place of each block, (N, 32), as the fifth bits of numbers."""
-    return np.unpackbits(blocks[:, at : at + 4], axis=-1, bitorder="little") << 4
+    bits = np.unpackbits(blocks[:, at : at + 4], axis=-1, bitorder="little")
+    return np.asarray(bits << 4, np.uint8)
 
 
 def _q5_0(blocks: Bytes) -> Parts:
@@ -111,7 +113,7 @@ _READERS: dict[str, tuple[int, Callable[[Bytes], Parts]]] = {
     "Q5_0": (22, _q5_0),
     "Q5_1": (24, _q5_1),
 }
-"""Bytes of a block, and what reads it: d and m (N, groups or halves of groups), q (N, groups, 32)."""
+"""Bytes of a block, and what reads it: d and m (N, groups or their halves), q (N, groups, 32)."""
 
 
 def target(encoding: str) -> Format | None:

@@ -50,9 +50,7 @@ class Weights:
         self._tensors, self._width = tensors, width
         self._matrices: dict[str, Matrix] = {}
         matrices = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) == 2}
-        odd = sorted(
-            name for name in matrices - FORMATS.keys() if repacking.target(name) is None
-        )
+        odd = sorted(name for name in matrices - FORMATS.keys() if repacking.target(name) is None)
         if odd and width == "stored":
             notice(f"no kernels for {', '.join(odd)}: these weights are held as float32")
 

@@ -9,6 +9,7 @@ Source: Su et al. 2021, §3.2.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from armillary.config import RotaryConfig
 from armillary.rope_layout import half_split_from_interleaved, interleaved_from_half_split
-from armillary.rope_scaling import RopeScaling, base_frequencies
+from armillary.rope_scaling import RopeScaling, trained_frequencies
 
 Layout = Literal["half_split", "interleaved"]
 
@@ -87,16 +88,9 @@ def _frequencies(
     rows = [lengths] if isinstance(lengths, int) else list(lengths)
     if len(rows) not in (1, positions.shape[0]) and positions.shape[0] != 1:
         raise ValueError(f"{len(rows)} lengths for {positions.shape[0]} rows of positions")
-    base, d = config.base, config.d_rotary
-    exact = np.stack([config.scaling.frequencies(base, d, length) for length in rows])
-    if dtype == torch.float64:
-        return torch.from_numpy(exact)
-    # Models are trained under θ as float32 arithmetic gives it, an error that grows with the
-    # position; what the rule makes of it is exact.
-    pairs = torch.arange(0, d, 2, dtype=torch.float32, device="cpu")
-    trained = 1.0 / base ** (pairs / d)
-    scaled = torch.from_numpy(exact / base_frequencies(base, d))
-    return (trained.double() * scaled).to(dtype)
+    base, d, rule = config.base, config.d_rotary, config.scaling
+    of = rule.frequencies if dtype == torch.float64 else partial(trained_frequencies, rule)
+    return torch.from_numpy(np.stack([of(base, d, length) for length in rows])).to(dtype)
 
 
 def rotate(

@@ -46,7 +46,9 @@ def test_every_activation_has_a_kernel_and_an_expectation() -> None:
 def test_numbers_of_any_size(name: str) -> None:
     """Relative to x: what follows from an exp that is right to 2e-7."""
     near = np.linspace(-30, 30, 200_001)
-    far = np.concatenate([10.0 ** np.linspace(-30, 10, 2001), -(10.0 ** np.linspace(-30, 10, 2001))])
+    far = np.concatenate(
+        [10.0 ** np.linspace(-30, 10, 2001), -(10.0 ** np.linspace(-30, 10, 2001))]
+    )
     x = np.concatenate([near, far, [0.0, -0.0]]).astype(np.float32)[None]
     exact = EXACT[name](x.astype(np.float64))
     result = activate(name, x, None)

@@ -46,9 +46,7 @@ class Text:
             self.key_memory = k.reshape(heads, -1, BLOCK, d).swapaxes(2, 3).copy()
             self.value_memory = v
         else:
-            k, v = (
-                encode(part, "BF16").view(np.uint16).reshape(part.shape) for part in (k, v)
-            )
+            k, v = (encode(part, "BF16").view(np.uint16).reshape(part.shape) for part in (k, v))
             pairs = k.reshape(heads, -1, BLOCK, d // 2, 2).swapaxes(2, 3)
             self.key_memory = pairs.copy()
             self.value_memory = v.reshape(heads, self.room // 2, 2, -1).swapaxes(2, 3).copy()
@@ -81,7 +79,12 @@ def attend(
     found = np.full((len(q), kv_heads, SEGMENTS, group, 2 + value_width(d)), np.nan, np.float32)
     out = np.full_like(wide, np.nan)
     sizes = {"kv_heads": kv_heads, "d_head": d, "d_value": value_width(d), "group": group}
-    reading = {"window": window, "lengths": np.array(lengths), "found": found, "rows": count(len(q))}
+    reading = {
+        "window": window,
+        "lengths": np.array(lengths),
+        "found": found,
+        "rows": count(len(q)),
+    }
     call(
         f"attention_{texts[0].stored}",
         threads=threads,
@@ -114,7 +117,9 @@ def check(
     for row, (each, length) in enumerate(zip(texts, lengths, strict=True)):
         heads, _, d = each.keys.shape
         low = max(0, length - window) if window else 0
-        keys, values = (part[None, :, low:length].astype(float) for part in (each.keys, each.values))
+        keys, values = (
+            part[None, :, low:length].astype(float) for part in (each.keys, each.values)
+        )
         queries = q[row].astype(float).reshape(1, -1, 1, d)
         may_read = np.ones((1, 1, length - low), bool)
         expected = reference.attention(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
 from armillary.engine.formats.format import Format
 from armillary.engine.formats.int8 import LANES, Rows, SignedBytes, Totals, small_dot
-from armillary.engine.formats.q4_0 import nibbles
+from armillary.engine.formats.q4_0 import both_nibbles, nibbles
 from armillary.engine.machine import Machine
 
 _HALF = 16
@@ -54,7 +54,7 @@ class A4(Format):
             for begin, total in zip(weights, totals, strict=True):
                 block = e.add(begin, e.mul(group, self.nbytes))
                 scale, offset = e.splat(e.load(F32, block), LANES), e.load(F32, block, 4)
-                q = e.shuffle(*nibbles(e, block, 8), range(32))
+                q = both_nibbles(e, block, 8)
                 for row in range(rows):
                     products = small_dot(e, machine, q, xs.bytes(row, group))
                     total.add(row, products, scale, xs.scale(row, group))

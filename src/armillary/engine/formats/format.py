@@ -39,7 +39,7 @@ class Format(ABC):
         k: ir.Value,
         rows: int,
     ) -> list[list[ir.Value]]:
-        """Rows of k weights, each times `rows` rows of activations that lie `stride` bytes apart."""
+        """Rows of k weights, each times `rows` rows of activations, `stride` bytes apart."""
 
     @abstractmethod
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:

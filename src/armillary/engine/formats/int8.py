@@ -73,7 +73,7 @@ def small_dot(e: Emit, machine: Machine, small: ir.Value, x: ir.Value) -> ir.Val
     """32 bytes from 0 to 127 times 32 signed ones: their products, added up into 8 lanes."""
     b = e.builder
     if machine.int8_dot == "vnni":
-        # Newer LLVMs have the factors as bytes, and still read it with words, as it has been before.
+        # Newer LLVMs have the factors as bytes, and still read it with words, as it was before.
         name = "llvm.x86.avx512.vpdpbusd.256"
         words = [b.bitcast(each, _INTS) for each in (small, x)]
         return e.call(name, _INTS, [e.constant(0, _INTS), *words])

@@ -20,6 +20,12 @@ def nibbles(e: Emit, address: ir.Value, offset: int) -> list[ir.Value]:
     return [low, e.builder.lshr(both, e.constant(4, both.type))]
 
 
+def both_nibbles(e: Emit, address: ir.Value, offset: int) -> ir.Value:
+    """The same in one vector."""
+    low, high = nibbles(e, address, offset)
+    return e.shuffle(low, high, range(32))
+
+
 class Q4_0(Format):  # noqa: N801 — GGML's name
     """See the module."""
 
@@ -44,7 +50,7 @@ class Q4_0(Format):  # noqa: N801 — GGML's name
             for begin, total in zip(weights, totals, strict=True):
                 block = e.add(begin, e.mul(group, self.nbytes))
                 scale = e.half(block, LANES)
-                q = e.shuffle(*nibbles(e, block, 2), range(32))
+                q = both_nibbles(e, block, 2)
                 offset = e.builder.fmul(e.number(scale), e.constant(-8.0, F32))
                 for row in range(rows):
                     products = small_dot(e, machine, q, xs.bytes(row, group))

@@ -1,6 +1,7 @@
-"""Q4_1: 32 weights w = d·q + m as float16 d and m and 32 q of 4 bits. Source: ggml, `ggml-common.h`.
+"""Q4_1: 32 weights w = d·q + m as float16 d and m and 32 q of 4 bits.
 
 The low halves of the 16 bytes are the first 16 weights, the high halves the others.
+Source: ggml, `ggml-common.h`.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from llvmlite import ir
 from armillary.engine.emit import F32, FLOATS, Emit, vector
 from armillary.engine.formats.format import Format
 from armillary.engine.formats.int8 import LANES, Rows, Totals, small_dot
-from armillary.engine.formats.q4_0 import nibbles
+from armillary.engine.formats.q4_0 import both_nibbles, nibbles
 from armillary.engine.machine import Machine
 
 
@@ -39,7 +40,7 @@ class Q4_1(Format):  # noqa: N801 — GGML's name
                 block = e.add(begin, e.mul(group, self.nbytes))
                 scale = e.half(block, LANES)
                 offset = e.number(e.half(block, 1, 2))
-                q = e.shuffle(*nibbles(e, block, 4), range(32))
+                q = both_nibbles(e, block, 4)
                 for row in range(rows):
                     products = small_dot(e, machine, q, xs.bytes(row, group))
                     total.add(row, products, scale, xs.scale(row, group))

@@ -6,7 +6,7 @@ from llvmlite import ir
 
 from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
 from armillary.engine.formats.format import Format
-from armillary.engine.formats.int8 import LANES, Rows, Totals, SignedBytes
+from armillary.engine.formats.int8 import LANES, Rows, SignedBytes, Totals
 from armillary.engine.machine import Machine
 
 

@@ -127,15 +127,13 @@ def _segment(chunks: int) -> int:
 @register_jitable
 def _segments(chunks: int) -> int:
     """How many segments there are."""
-    apart = _segment(chunks)
+    apart: int = _segment(chunks)
     return (chunks + apart - 1) // apart
 
 
 @register_jitable(fastmath=True)
-def _soften(
-    scores: int, state: int, cap: float, low: int, count: int, d_value: int
-) -> None:
-    """Scores of a chunk to e^(score − m), where m may rise; 0 for tokens outside low … count − 1."""
+def _soften(scores: int, state: int, cap: float, low: int, count: int, d_value: int) -> None:
+    """Scores of a chunk to e^(score − m), where m may rise; 0 outside tokens low … count − 1."""
     s, kept = floats(scores), floats(state)
     if cap > 0:
         inverse = np.float32(1) / cap
@@ -181,7 +179,7 @@ def _scores(stored: Stored, queries: int) -> Any:
 
 
 def _gather(stored: Stored, queries: int) -> Any:
-    """Weights, CHUNK apart, times the values of `count` tokens, added to sums `apart` bytes apart."""
+    """Weights, CHUNK apart, times the values of `count` tokens, to sums `apart` bytes apart."""
 
     @emitted(types.void)
     def gather(
@@ -329,7 +327,8 @@ def append(stored: Stored) -> Kernel:
 
 
 @register_jitable
-def _rounded(number: float) -> int:
+def _rounded(number: float) -> Any:
     """A float32 as bfloat16, to nearest even."""
     bits = as_bits(number)
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))

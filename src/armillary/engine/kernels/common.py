@@ -1,7 +1,5 @@
 """What kernels share: how threads divide work, and memory as Numba's loops see it."""
 
-from typing import Any
-
 from llvmlite import ir
 from numba.core import types
 from numba.extending import register_jitable
@@ -65,6 +63,3 @@ def as_float(e: Emit, bits: ir.Value) -> ir.Value:
 def as_bits(e: Emit, number: ir.Value) -> ir.Value:
     """A float32 as its bits."""
     return e.builder.bitcast(number, I32)
-
-
-Pointer = Any

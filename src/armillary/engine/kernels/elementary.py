@@ -1,11 +1,15 @@
 """exp and what follows from it, in operations that LLVM turns into vectors (libm's are calls)."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numba.extending import register_jitable
 
 from armillary.engine.kernels.common import as_float
+
+Float = Any
+"""A float32 to Numba, and so is what is made of it; NumPy's types would have it a float64."""
 
 _LOG2E = np.float32(1 / math.log(2))
 # ln 2 in two parts, the first of few enough bits that n times it is exact.
@@ -18,23 +22,24 @@ _LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.3)
 
 
 @register_jitable
-def exp(x: float) -> float:
+def exp(x: Float) -> Float:
     """e^x to 2e-7 relative, between 1e-38 and 2e38."""
     x = min(max(x, _LOWEST), _HIGHEST)
     n = np.floor(x * _LOG2E + _HALF)
     r = x - n * _LN2_HIGH - n * _LN2_LOW
     p = ((((_P7 * r + _P6) * r + _P5) * r + _P4) * r + _P3) * r + _P2
-    return (p * r * r + r + _ONE) * as_float(np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    power = np.uint32((np.int32(n) + np.int32(127)) << np.int32(23))
+    return (p * r * r + r + _ONE) * as_float(power)
 
 
 @register_jitable
-def sigmoid(x: float) -> float:
+def sigmoid(x: Float) -> Float:
     """1 / (1 + e^−x)."""
     return _ONE / (_ONE + exp(-x))
 
 
 @register_jitable
-def tanh(x: float) -> float:
+def tanh(x: Float) -> Float:
     """Hyperbolic tangent, to 2e-7 absolute."""
     return _ONE - _TWO / (exp(_TWO * x) + _ONE)
 
@@ -45,31 +50,31 @@ _SQRT_HALF, _SQRT_2_OVER_PI, _CUBIC = (
 
 
 @register_jitable
-def silu(x: float) -> float:
+def silu(x: Float) -> Float:
     """x·σ(x)."""
     return x * sigmoid(x)
 
 
 @register_jitable
-def gelu(x: float) -> float:
+def gelu(x: Float) -> Float:
     """x·Φ(x)."""
     return _HALF * x * (_ONE + np.float32(math.erf(x * _SQRT_HALF)))
 
 
 @register_jitable
-def gelu_tanh(x: float) -> float:
+def gelu_tanh(x: Float) -> Float:
     """GELU by its approximation."""
     return _HALF * x * (_ONE + tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x)))
 
 
 @register_jitable
-def relu(x: float) -> float:
+def relu(x: Float) -> Float:
     """max(x, 0)."""
     return max(x, np.float32(0))
 
 
 @register_jitable
-def identity(x: float) -> float:
+def identity(x: Float) -> Float:
     """x."""
     return x
 

@@ -1,9 +1,10 @@
-"""Rows of activations times a matrix, Y = X·Wᵀ, where memory sets the pace: each weight is read once.
+"""Rows of activations times a matrix, Y = X·Wᵀ; memory sets the pace, each weight is read once.
 
 Weights lie as their format has them, (N, K); the threads share out the N. Every row of weights
 meets all rows of activations while it is at hand, eight at a time.
 """
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -89,16 +90,16 @@ def _dots(form: Format, machine: Machine, rows: int, many: int) -> Any:
             places = []
             for number in numbers:
                 address = e.add(order, e.mul(number, 8))
-                stored = e.where(order, lambda at=address: e.load(I64, at), number)
+                stored = e.where(order, partial(e.load, I64, address), number)
                 places.append(e.add(weights, e.mul(stored, row_bytes)))
             totals = form.dots(e, machine, places, x, stride, k, rows)
             for number, of_row in zip(numbers, totals, strict=True):
                 address = e.add(bias, e.mul(number, 4))
                 zero = e.constant(0.0, F32)
-                start = e.where(bias, lambda at=address: e.load(F32, at), zero)
+                start = e.where(bias, partial(e.load, F32, address), zero)
                 for row, total in enumerate(of_row):
                     place = e.add(e.add(out, e.mul(out_stride, row)), e.mul(number, 4))
-                    before = e.where(adds, lambda at=place: e.load(F32, at), zero)
+                    before = e.where(adds, partial(e.load, F32, place), zero)
                     e.store(e.fadd(e.fadd(total, start), before), place)
 
         count = e.sub(end, first)

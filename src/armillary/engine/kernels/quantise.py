@@ -10,9 +10,7 @@ from armillary.engine.kernels.common import share_rows
 
 
 @emitted(types.void)
-def quantise_group(
-    e: Emit, x: ir.Value, q: ir.Value, scale: ir.Value, total: ir.Value
-) -> None:
+def quantise_group(e: Emit, x: ir.Value, q: ir.Value, scale: ir.Value, total: ir.Value) -> None:
     """32 float32 → 32 bytes, s = max|x| / 127, and s·Σq."""
     b, kind = e.builder, vector(F32, FLOATS)
     parts = [e.load(kind, x, 4 * first) for first in range(0, GROUP, FLOATS)]

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
 from armillary.engine.kernels.common import floats, share_items
 
@@ -41,8 +40,14 @@ def scale() -> Kernel:
     """Heads of rows times a number: scores are to be scaled, and queries are fewer."""
 
     def scale(
-        thread: int, threads: int, x: Address, stride: Size, heads: Size, d_head: Size,
-        factor: Number, rows: Live,
+        thread: int,
+        threads: int,
+        x: Address,
+        stride: Size,
+        heads: Size,
+        d_head: Size,
+        factor: Number,
+        rows: Live,
     ) -> None:
         first, last = share_items(rows * heads, thread, threads)
         for item in range(first, last):

@@ -12,7 +12,7 @@ from numba.core import types
 from numba.extending import register_jitable
 
 from armillary.engine.emit import I64, Emit, emitted
-from armillary.engine.gate import COUNT, FIRST_THREAD, GO, LINE, PROGRAM, ROUND, YIELD, ARRIVED
+from armillary.engine.gate import ARRIVED, COUNT, FIRST_THREAD, GO, LINE, PROGRAM, ROUND, YIELD
 from armillary.engine.kernel import Address, Kernel, kernel
 from armillary.engine.kernels.common import word
 from armillary.engine.machine import Machine
