@@ -64,8 +64,15 @@ def matmul(form: Format, machine: Machine) -> Kernel:
                 begin[i] = given[first + i] if bias and first + i < n else np.float32(0)
             for v in range(vectors):
                 fill(
-                    weights, row_bytes, order, n, k, first + v * LANES, stage,
-                    panel + 4 * LANES * v, 4 * LANES * vectors,
+                    weights,
+                    row_bytes,
+                    order,
+                    n,
+                    k,
+                    first + v * LANES,
+                    stage,
+                    panel + 4 * LANES * v,
+                    4 * LANES * vectors,
                 )
             to = out + 4 * first
             for row in range(0, rows, at_once):
@@ -91,8 +98,15 @@ def _fill(form: Format, machine: Machine) -> Any:
 
     @register_jitable
     def fill(
-        weights: int, row_bytes: int, order: int, n: int, k: int, first: int, stage: int,
-        panel: int, step: int,
+        weights: int,
+        row_bytes: int,
+        order: int,
+        n: int,
+        k: int,
+        first: int,
+        stage: int,
+        panel: int,
+        step: int,
     ) -> None:
         for begin in range(0, k, PART):
             count = min(PART, k - begin)
