@@ -54,7 +54,7 @@ def test_weights_of_every_format(encoding: str, few: pytest.MonkeyPatch) -> None
     ids = text(50)
     wanted = by_few(few, engine(WIDE, encoding=encoding, width="float32", threads=1), ids)
     gap = in_chunks(engine(WIDE, encoding=encoding, cache="F32", threads=1), ids, [50]) - wanted
-    most = 1e-5 if encoding in {"F32", "F16"} else 0.02
+    most = 1e-5 if encoding in {"F32", "F16"} else 0.04
     assert np.sqrt((gap**2).mean() / (wanted**2).mean()) < most
 
 
