@@ -1,4 +1,4 @@
-"""Guesses: the text is the one that comes without them, on every engine, and fewer passes make it."""
+"""Guesses: the text is the one that comes without them, on every engine, in fewer passes."""
 
 import numpy as np
 import pytest

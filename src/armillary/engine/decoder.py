@@ -12,14 +12,14 @@ from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
 from armillary.engine.kv_layout import Stored
 from armillary.engine.library import library
-from armillary.engine.plan import Plan
+from armillary.engine.plan import ROWS, Plan
 from armillary.engine.positions import Angles, position_rows
 from armillary.engine.prefill import PrefillPlan
 from armillary.engine.threads import physical_cores, team
 from armillary.engine.weights import Weights, Width
 
 
-_FROM = 32
+_FROM = ROWS + 1
 """New tokens of a text from which on it is computed in passes of many rows."""
 
 
@@ -175,7 +175,7 @@ class EngineDecoder:
                 cos, sin = inputs.cos[which][rows], inputs.sin[which][rows]
                 angles.write(cache.length, cache.filled_at, cos, sin)
             if inputs.positions is not None and self._table is not None:
-                inputs.positions[rows] = [self._table(place) for place in places]
+                inputs.positions[rows] = [self._table(int(place)) for place in places]
             unwanted = max(0, wanted[text] - start)
             chosen.append(range(first + unwanted, rows.stop))
             first = rows.stop

@@ -235,9 +235,7 @@ class Plan:
         self._append(number, config, k, v)
         window = config.window or 0
         sizes = self._sizes(config)
-        found = self._shared(
-            "found", SEGMENTS * config.n_heads * (2 + value_width(config.d_head))
-        )
+        found = self._shared("found", SEGMENTS * config.n_heads * (2 + value_width(config.d_head)))
         self.program.add(
             f"attention_{self.stored}",
             wait=True,

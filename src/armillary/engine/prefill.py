@@ -149,9 +149,7 @@ class _Head(Plan):
 
     def __init__(self, plan: PrefillPlan, x: Buffer, rows: int) -> None:
         self._x = x
-        super().__init__(
-            plan.config, plan._weights, plan._code, plan._threads, plan.stored, rows
-        )
+        super().__init__(plan.config, plan._weights, plan._code, plan._threads, plan.stored, rows)
 
     def _build(self) -> None:
         self._logits = self._head()

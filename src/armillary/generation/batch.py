@@ -52,7 +52,7 @@ def generate(
         for index, (prompt, config) in enumerate(zip(prompts, configs, strict=True))
     ]
     texts = engine.texts([request.full_length for request in requests], cache)
-    return _run(texts, requests) if proposer is None else _guessing(texts, *requests, proposer)
+    return _run(texts, requests) if proposer is None else _guessing(texts, requests[0], proposer)
 
 
 def _run(texts: Texts, requests: list[Request]) -> Iterator[TokenEvent]:

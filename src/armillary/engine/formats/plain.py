@@ -57,9 +57,17 @@ class _Plain(Format):
 
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
         """See Format."""
-        with e.loop(k) as index:
-            number = self.read(e, e.add(weights, e.mul(index, self.nbytes)), 1)
-            e.store(number, e.add(out, e.mul(index, 4)))
+
+        def copy(first: ir.Value, lanes: int) -> None:
+            numbers = self.read(e, e.add(weights, e.mul(first, self.nbytes)), lanes)
+            e.store(numbers, e.add(out, e.mul(first, 4)))
+
+        vectors = e.div(k, FLOATS)
+        with e.loop(vectors) as index:
+            copy(e.mul(index, FLOATS), FLOATS)
+        done = e.mul(vectors, FLOATS)
+        with e.loop(e.sub(k, done)) as index:
+            copy(e.add(done, index), 1)
 
 
 class F32(_Plain):

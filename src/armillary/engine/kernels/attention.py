@@ -15,8 +15,9 @@ from numba.extending import register_jitable
 
 from armillary.engine.emit import F32, FLOATS, I32, Emit, emitted, vector
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
-from armillary.engine.kernels.common import as_bits, floats, share_items, shorts, word
+from armillary.engine.kernels.common import floats, share_items, shorts, word
 from armillary.engine.kernels.elementary import exp, tanh
+from armillary.engine.kernels.tile import nearest
 from armillary.engine.kv_layout import BLOCK, CHUNK, SCRATCH, SEGMENTS, Stored
 
 AT_ONCE = (4, 3, 2, 1)
@@ -317,18 +318,10 @@ def append(stored: Stored) -> Kernel:
                 c, b = shorts(to_k + 2 * head * capacity * d_head), floats(new_k)
                 for i in range(d_head):
                     at = (block * d_head + i // 2 * 2) * BLOCK + 2 * lane + i % 2
-                    c[at] = _rounded(b[i])
+                    c[at] = nearest(b[i])
                 c, b = shorts(to_v + 2 * head * capacity * d_value), floats(new_v)
                 for i in range(d_value):
                     at = place // 2 * 2 * d_value + 2 * i + place % 2
-                    c[at] = _rounded(b[i]) if i < d_head else np.uint16(0)
+                    c[at] = nearest(b[i]) if i < d_head else np.uint16(0)
 
     return kernel(append, stored)
-
-
-@register_jitable
-def _rounded(number: float) -> Any:
-    """A float32 as bfloat16, to nearest even."""
-    bits = as_bits(number)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))

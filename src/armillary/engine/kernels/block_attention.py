@@ -49,9 +49,23 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
 
     @register_jitable
     def attend(
-        row: int, member: int, count: int, q: int, q_stride: int, group: int, d_head: int,
-        d_value: int, window: int, cap: float, scale: float, k: int, v: int, lengths: int,
-        out: int, out_stride: int, scratch: int,
+        row: int,
+        member: int,
+        count: int,
+        q: int,
+        q_stride: int,
+        group: int,
+        d_head: int,
+        d_value: int,
+        window: int,
+        cap: float,
+        scale: float,
+        k: int,
+        v: int,
+        lengths: int,
+        out: int,
+        out_stride: int,
+        scratch: int,
     ) -> None:
         """So many queries: from one of the group of a row on, then those of the rows after it."""
         vectors = most if count > LANES else 1
@@ -175,10 +189,23 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
                 for begin in range(0, (last - row) * group, queries):
                     if owner == thread:
                         attend(
-                            row + begin // group, begin % group,
-                            min(queries, (last - row) * group - begin), q + shift, q_stride, group,
-                            d_head, d_value, window, cap_2, scale_2, k, v, lengths, out + shift,
-                            out_stride, mine,
+                            row + begin // group,
+                            begin % group,
+                            min(queries, (last - row) * group - begin),
+                            q + shift,
+                            q_stride,
+                            group,
+                            d_head,
+                            d_value,
+                            window,
+                            cap_2,
+                            scale_2,
+                            k,
+                            v,
+                            lengths,
+                            out + shift,
+                            out_stride,
+                            mine,
                         )
                     owner += turn
                     if owner < 0 or owner == threads:
@@ -228,9 +255,7 @@ def _mask(vectors: int) -> Any:
     """Scores of tokens that a query does not read: before its window, or after itself."""
 
     @emitted(types.void)
-    def mask(
-        e: Emit, scores: ir.Value, token: ir.Value, count: ir.Value, limits: ir.Value
-    ) -> None:
+    def mask(e: Emit, scores: ir.Value, token: ir.Value, count: ir.Value, limits: ir.Value) -> None:
         b = e.builder
         both = [e.load(WORDS, limits, one * _VECTOR) for one in range(2 * vectors)]
         lows, ends = both[:vectors], both[vectors:]

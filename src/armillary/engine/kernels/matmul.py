@@ -4,6 +4,7 @@ A thread brings some columns of Wᵀ at a time, whatever their format, to the la
 in memory of its own that stays in its cache; then all rows of activations meet them.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,15 @@ def matmul(form: Format, machine: Machine) -> Kernel:
                 begin[i] = given[first + i] if bias and first + i < n else np.float32(0)
             for v in range(vectors):
                 fill(
-                    weights, row_bytes, order, n, k, first + v * LANES, stage,
-                    panel + 4 * LANES * v, 4 * LANES * vectors,
+                    weights,
+                    row_bytes,
+                    order,
+                    n,
+                    k,
+                    first + v * LANES,
+                    stage,
+                    panel + 4 * LANES * v,
+                    4 * LANES * vectors,
                 )
             to = out + 4 * first
             for row in range(0, rows, at_once):
@@ -91,8 +99,15 @@ def _fill(form: Format, machine: Machine) -> Any:
 
     @register_jitable
     def fill(
-        weights: int, row_bytes: int, order: int, n: int, k: int, first: int, stage: int,
-        panel: int, step: int,
+        weights: int,
+        row_bytes: int,
+        order: int,
+        n: int,
+        k: int,
+        first: int,
+        stage: int,
+        panel: int,
+        step: int,
     ) -> None:
         for begin in range(0, k, PART):
             count = min(PART, k - begin)
@@ -135,9 +150,8 @@ def _tile(form: Format, machine: Machine, vectors: int) -> Any:
             place = e.add(out, e.mul(out_stride, row))
             for one, total in enumerate(sums):
                 offset = 4 * LANES * one
-                before = e.where(
-                    adds, lambda at=offset: e.load(SUMS, place, at), e.constant(0.0, SUMS)
-                )
+                old = functools.partial(e.load, SUMS, place, offset)
+                before = e.where(adds, old, e.constant(0.0, SUMS))
                 e.store(e.fadd(e.fadd(total, bias[one]), before), place, offset)
 
         tile(e, machine, number, xs, 4, panel, 4 * LANES * vectors, count, vectors, finish)

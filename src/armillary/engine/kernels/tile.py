@@ -21,7 +21,7 @@ WORDS, SUMS = vector(I32, LANES), vector(F32, LANES)
 _PAIR = 2 * LANES
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat16, which llvmlite does not know."""
 
     def _to_string(self) -> str:
@@ -101,8 +101,8 @@ def pack(e: Emit, machine: Machine, first: ir.Value, second: ir.Value) -> ir.Val
     if machine.bf16_dot:
         name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
         return b.bitcast(e.call(name, _BFLOATS, [second, first]), vector(I16, _PAIR))
-    halves = [b.trunc(_rounded(e, each), vector(I16, LANES)) for each in (first, second)]
-    return e.shuffle(*halves, range(_PAIR))
+    low, high = (b.trunc(_rounded(e, each), vector(I16, LANES)) for each in (first, second))
+    return e.shuffle(low, high, range(_PAIR))
 
 
 def _rounded(e: Emit, numbers: ir.Value) -> ir.Value:
@@ -115,7 +115,7 @@ def _rounded(e: Emit, numbers: ir.Value) -> ir.Value:
 
 
 @register_jitable
-def nearest(number: float) -> int:
+def nearest(number: float) -> Any:
     """A float32 as bfloat16, to nearest even."""
     bits = as_bits(number)
     even = (bits >> np.uint32(16)) & np.uint32(1)

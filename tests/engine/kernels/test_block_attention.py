@@ -1,0 +1,222 @@
+"""Attention of many queries over the cache, against the specification row by row."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+
+from armillary import reference
+from armillary.engine.compiler import object_code
+from armillary.engine.kernels import block_attention
+from armillary.engine.kv_layout import CHUNK, Stored, value_width
+from armillary.engine.library import Library, library
+from armillary.engine.tiling import attention_bytes
+from support.cached_text import Text, kept, text
+from support.kernels import EPSILON, call, count, drawn, machines, spaced
+
+HERE = "this machine"
+BOTH = pytest.mark.parametrize("stored", ["F32", "BF16"])
+SIZES = {1: (3, 10), 2: (2, 64), 3: (2, 10), 5: (2, 16), 7: (1, 80), 71: (1, 8)}
+"""Key/value heads and d_head for each count of queries that share a head."""
+STALE = 1e4
+"""What a longer text may have left behind: large, but a number."""
+
+
+@cache
+def code(machine: str) -> Library:
+    """The kernel for one of `machines`."""
+    if machine == HERE:
+        return library()
+    there = machines()[machine]
+    kernels = [block_attention.block_attention("BF16", there)]
+    return Library(object_code(kernels, there), {kernels[0].name: kernels[0].arguments}, there)
+
+
+def attend(
+    q: np.ndarray,
+    texts: Sequence[Text],
+    lengths: Sequence[int],
+    *,
+    window: int = 0,
+    cap: float = 0.0,
+    scale: float = 1.0,
+    threads: int = 1,
+    machine: str = HERE,
+) -> np.ndarray:
+    """(R, h · d_h): query row i reads the first lengths[i] tokens of texts[i]."""
+    kv_heads, _, d = texts[0].keys.shape
+    wide = spaced(q)
+    out = np.full_like(wide, np.nan)
+    scratch_bytes = attention_bytes(d, value_width(d))
+    call(
+        f"block_attention_{texts[0].stored}",
+        code=code(machine),
+        threads=threads,
+        q=wide,
+        q_stride=wide.strides[0],
+        kv_heads=kv_heads,
+        group=q.shape[1] // d // kv_heads,
+        d_head=d,
+        d_value=value_width(d),
+        window=window,
+        cap=cap,
+        scale=scale,
+        keys=np.array([each.key_memory.ctypes.data for each in texts]),
+        values=np.array([each.value_memory.ctypes.data for each in texts]),
+        capacities=np.array([each.room for each in texts]),
+        lengths=np.array(lengths),
+        out=out,
+        out_stride=out.strides[0],
+        scratch=np.full(threads * scratch_bytes, 0xFF, np.uint8),
+        scratch_bytes=scratch_bytes,
+        rows=count(len(q)),
+    )
+    assert np.isnan(out[:, q.shape[1] :]).all()
+    return out[:, : q.shape[1]]
+
+
+def check(
+    q: np.ndarray,
+    texts: Sequence[Text],
+    lengths: Sequence[int],
+    *,
+    window: int = 0,
+    cap: float = 0.0,
+    scale: float = 1.0,
+    threads: int = 1,
+    machine: str = HERE,
+) -> None:
+    """The kernel against the specification, to what rounding may cost."""
+    settings = {"window": window, "cap": cap, "scale": scale, "threads": threads}
+    result = attend(q, texts, lengths, machine=machine, **settings)  # type: ignore[arg-type]
+    stored = texts[0].stored
+    # Queries are scaled for powers of two before they are rounded.
+    by = np.float32(scale) * np.float32(np.log2(np.e))
+    scaled = kept(q * by, stored).astype(float) / float(by) * scale
+    for row, (each, length) in enumerate(zip(texts, lengths, strict=True)):
+        heads, _, d = each.keys.shape
+        low = max(0, length - window) if window else 0
+        keys, values = (
+            part[None, :, low:length].astype(float) for part in (each.keys, each.values)
+        )
+        queries = scaled[row].reshape(1, -1, 1, d)
+        may_read = np.ones((1, 1, length - low), bool)
+        expected = reference.attention(
+            queries, keys, values, may_read, scale=1.0, soft_cap=cap or None
+        ).reshape(-1)
+        largest = np.abs(queries).max() * np.abs(keys).max() * d
+        bound = 2 * (d + 8) * EPSILON * largest + 1e-6 * (1 + cap)
+        if stored == "BF16":
+            bound += 2.0**-9 + 1e-4  # weights are rounded too
+        gap = np.abs(result[row] - expected).max()
+        assert gap <= bound * np.abs(values).max(), (row, length, gap, bound)
+        assert heads
+
+
+def prompt(
+    group: int,
+    past: int,
+    rows: int,
+    stored: Stored,
+    **settings: float,
+) -> None:
+    """Check rows of one text behind some tokens of it."""
+    heads, d = SIZES[group]
+    each = text(
+        heads,
+        past + rows,
+        d,
+        stored,
+        room=(past + rows) // CHUNK * CHUNK + 2 * CHUNK,
+        unwritten=STALE,
+    )
+    q = drawn(rows, heads * group * d, seed=1)
+    lengths = range(past + 1, past + rows + 1)
+    check(q, [each] * rows, lengths, scale=d**-0.5, **settings)  # type: ignore[arg-type]
+
+
+@BOTH
+@pytest.mark.parametrize("group", SIZES)
+def test_rows_of_a_prompt_read_as_far_as_themselves(group: int, stored: Stored) -> None:
+    """Counts of queries that are no whole vectors, from any place of a block or a chunk."""
+    for past, rows in ((0, 1), (0, 40), (7, 17), (63, 2), (70, 33), (128, 16)):
+        for threads in (1, 2, 3):
+            prompt(group, past, rows, stored, threads=threads)
+
+
+@BOTH
+def test_windows_begin_anywhere(stored: Stored) -> None:
+    for window in (1, 2, 16, 63, 64, 65, 130, 1000):
+        for past in (0, 70):
+            prompt(3, past, 90, stored, window=window, threads=2)
+
+
+@BOTH
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_soft_caps(cap: float, stored: Stored) -> None:
+    prompt(3, 5, 70, stored, cap=cap)
+    prompt(1, 5, 70, stored, cap=cap, window=9)
+
+
+@BOTH
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_rows_of_several_texts_read_each_their_own(threads: int, stored: Stored) -> None:
+    one, two, three = (
+        text(2, length, 10, stored, seed=length, room=room, unwritten=STALE)
+        for length, room in ((30, 64), (90, 128), (200, 512))
+    )
+    texts = [one] * 20 + [two] * 3 + [three] * 33
+    lengths = [*range(11, 31), 88, 89, 90, *range(168, 201)]
+    q = drawn(len(texts), 60, seed=1)
+    check(q, texts, lengths, threads=threads)
+    check(q, texts, lengths, threads=threads, window=7)
+
+
+@BOTH
+@pytest.mark.parametrize("window", [0, 20])
+def test_what_is_computed_with_a_row_changes_no_bit_of_it(window: int, stored: Stored) -> None:
+    each = text(2, 150, 10, stored, room=256, unwritten=STALE)
+    q = drawn(100, 60, seed=1)
+    lengths = range(51, 151)
+    whole = attend(q, [each] * 100, lengths, window=window, threads=3)
+    for size in (1, 7, 33):
+        parts = [
+            attend(
+                q[at : at + size],
+                [each] * len(q[at : at + size]),
+                lengths[at : at + size],
+                window=window,
+            )
+            for at in range(0, 100, size)
+        ]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@BOTH
+def test_what_no_row_may_read_changes_nothing(stored: Stored) -> None:
+    """Before a window and behind the last token."""
+    each = text(2, 100, 10, stored, room=192, unwritten=0.0)
+    far = Text(each.keys.copy(), each.values.copy(), stored, each.room, STALE)
+    far.keys[:, :60] *= 100
+    far.values[:, :60] = 1e6
+    far = Text(kept(far.keys, stored), kept(far.values, stored), stored, each.room, STALE)
+    q = drawn(20, 60, seed=1)
+    near, other = (attend(q, [one] * 20, range(81, 101), window=20) for one in (each, far))
+    np.testing.assert_array_equal(other, near)
+
+
+@BOTH
+def test_large_scores_lose_nothing(stored: Stored) -> None:
+    """Scores of ± hundreds, the largest anywhere: a weight of 1 for it."""
+    each = text(1, 200, 10, stored, unwritten=STALE)
+    q = 100 * drawn(40, 30, seed=1)
+    result = attend(q, [each] * 40, range(161, 201))
+    assert np.isfinite(result).all()
+    assert np.abs(result).max() <= np.abs(each.values).max() * 1.01
+
+
+@pytest.mark.parametrize("machine", [name for name in machines() if name != HERE])
+def test_machines_without_wide_vectors(machine: str) -> None:
+    for past, rows, window in ((0, 40, 0), (70, 33, 0), (70, 90, 20)):
+        prompt(3, past, rows, "BF16", window=window, machine=machine)  # type: ignore[arg-type]

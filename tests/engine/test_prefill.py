@@ -1,0 +1,101 @@
+"""Passes of many rows beside passes of few, which tests/engine/test_decoder.py holds to the
+specification, and where one ends and the next begins."""
+
+import numpy as np
+import pytest
+
+from armillary.config import DecoderConfig
+from armillary.engine import decoder as decoders
+from armillary.engine.decoder import EngineDecoder
+from armillary.engine.prefill import MANY_ROWS
+from support.engine import engine, in_chunks, text
+from support.models import VARIANTS, config, layer
+
+LONG = MANY_ROWS + 45
+"""Past the first pass, and past what is projected to the vocabulary at once."""
+WIDE = DecoderConfig.uniform(
+    vocab_size=61,
+    d_model=64,
+    n_layers=2,
+    n_heads=6,
+    n_kv_heads=2,
+    d_head=32,
+    d_ff=96,
+    max_positions=1024,
+)
+WINDOWS = config(layer(attention={"window": 20}), layer())
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Makes decoders that take every text in passes of few rows."""
+    monkeypatch.setattr(decoders, "_FROM", 10**6)
+    return monkeypatch
+
+
+def by_few(few: pytest.MonkeyPatch, decoder: EngineDecoder, ids: list[int]) -> np.ndarray:
+    """All logits, in passes of few rows."""
+    logits = in_chunks(decoder, ids, [len(ids)])
+    few.undo()
+    return logits
+
+
+@pytest.mark.parametrize("of", [WIDE, WINDOWS], ids=["wide", "windows"])
+def test_passes_follow_each_other(of: DecoderConfig, few: pytest.MonkeyPatch) -> None:
+    decoder, ids = engine(of, width="float32", threads=2), text(LONG)
+    wanted = by_few(few, decoder, ids)
+    for sizes in ([LONG], [MANY_ROWS, 45], [100, LONG - 100], [10, 33, 1, LONG - 44]):
+        np.testing.assert_allclose(in_chunks(decoder, ids, sizes), wanted, atol=2e-4)
+
+
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_weights_of_every_format(encoding: str, few: pytest.MonkeyPatch) -> None:
+    """Beside the same weights in float32: activations are rounded to bfloat16, or not at all."""
+    ids = text(50)
+    wanted = by_few(few, engine(WIDE, encoding=encoding, width="float32", threads=1), ids)
+    gap = in_chunks(engine(WIDE, encoding=encoding, cache="F32", threads=1), ids, [50]) - wanted
+    most = 1e-5 if encoding in {"F32", "F16"} else 0.04
+    assert np.sqrt((gap**2).mean() / (wanted**2).mean()) < most
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_last_logits_alone_are_those_among_all(name: str) -> None:
+    decoder, ids = engine(VARIANTS[name], width="float32", threads=1), text(40)
+    last = decoder.take([decoder.new_cache()], [ids])[0]
+    assert last.shape == (1, 61)
+    np.testing.assert_allclose(last[0], in_chunks(decoder, ids, [40])[-1], atol=1e-4)
+
+
+def test_texts_together_are_texts_alone_to_the_last_bit() -> None:
+    """Long and short ones, which meet in passes."""
+    decoder = engine(WIDE, encoding="Q4_1", threads=2)
+    texts = [text(length, seed=length) for length in (300, 3, 33, 250, 31, 90)]
+    together = decoder.take([decoder.new_cache() for _ in texts], texts)
+    for ids, logits in zip(texts, together, strict=True):
+        np.testing.assert_array_equal(decoder.take([decoder.new_cache()], [ids])[0], logits)
+
+
+def test_generation_goes_on_from_a_prompt(few: pytest.MonkeyPatch) -> None:
+    decoder, ids = engine(WIDE, width="float32", threads=1), text(100)
+    wanted = by_few(few, decoder, ids)
+    got = in_chunks(decoder, ids, [70, *[1] * 30])
+    np.testing.assert_allclose(got, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(threads: int) -> None:
+    one, more = (engine(WIDE, encoding="BF16", threads=number) for number in (1, threads))
+    ids = text(150)
+    np.testing.assert_array_equal(in_chunks(one, ids, [150]), in_chunks(more, ids, [150]))
+
+
+def test_a_trimmed_cache_shows_nothing_of_what_it_held() -> None:
+    decoder = engine(WIDE, width="bfloat16", threads=1)
+    first, other = text(120), text(80, seed=2)
+    cache = decoder.new_cache()
+    decoder.take([cache], [first])
+    cache.trim(70)
+    again = decoder.take([cache], [other], every=True)[0]
+    fresh = decoder.new_cache()
+    decoder.take([fresh], [first[:50]])
+    np.testing.assert_array_equal(decoder.take([fresh], [other], every=True)[0], again)
