@@ -205,6 +205,17 @@ def test_any_order_of_the_tokens_is_a_ranking(tmp_path, edit):
     assert_same(ours, again(ours), TEXTS)
 
 
+def test_added_tokens_need_no_merges(tmp_path):
+    """A text that other tokens spell is found before they are merged, there as here."""
+    SENTENCEPIECE.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    size = SENTENCEPIECE.vocab_size
+    content["added_tokens"].append({"id": size, "content": "</ab", "special": False})
+    ours = from_file(tmp_path, content, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    assert ours.encode("a</ab b")[-3] == size
+    assert_same(ours, again(ours), [*TEXTS, "a</ab b </ab"])
+
+
 @pytest.mark.parametrize(
     ("edit", "what"),
     [

@@ -5,6 +5,7 @@ Source: the GGUF specification; llama.cpp's src/llama-vocab.cpp and conversion/b
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -91,12 +92,20 @@ class _Writer:
             return BYTE
         return NORMAL
 
-    def byte_level(self) -> Metadata:
-        if self.model.get("normalizer") is not None:
+    def normalizers(self) -> list[str]:
+        """The types of the steps that a text goes through before it is cut."""
+        whole = self.model.get("normalizer") or {}
+        return [str(part.get("type")) for part in whole.get("normalizers", [whole]) if part]
+
+    def notice_normalizers(self, *told: str) -> None:
+        if set(self.normalizers()) - set(told):
             self.notices.append(
                 "the tokenizer's normaliser is not told in GGUF: text that it would change gets "
                 "other tokens there"
             )
+
+    def byte_level(self) -> Metadata:
+        self.notice_normalizers()
         merges = [f"{left} {right}" for left, right in self.pairs()]
         return {"model": "gpt2", "pre": self.pre_tokenizer(), "merges": merges}
 
@@ -118,7 +127,9 @@ class _Writer:
 
     def sentencepiece(self, tokens: Sequence[str]) -> Metadata:
         prefix = space_prefix(self.model)
-        if prefix != "never" and not self.prepends_always():
+        self.notice_normalizers("Prepend", "Replace")
+        # SentencePiece itself puts a space before every run of text, as this step does.
+        if prefix != "never" and "Prepend" not in self.normalizers():
             self.notices.append(
                 "in GGUF a space is put before a text that begins with one too, and behind every "
                 "control token"
@@ -128,31 +139,28 @@ class _Writer:
         scores = [-float(ranks[text]) if text in ranks else lowest for text in tokens]
         return {"model": "llama", "scores": scores, "add_space_prefix": prefix != "never"}
 
-    def prepends_always(self) -> bool:
-        """Whether a space goes before every run of text, as in SentencePiece itself."""
-        normalizer = self.model.get("normalizer") or {}
-        parts = normalizer.get("normalizers", [normalizer])
-        return any(part.get("type") == "Prepend" for part in parts)
-
     def ranks(self) -> dict[str, int]:
         """The rank of each token that merges make, which SentencePiece has as its score.
 
-        There a token is made of any two that spell it, all of one rank.
+        There a token is made of any two that spell it, all of one rank. Added tokens are not made:
+        they are found in the text before.
         """
+        normal = {text for n, text in self.texts.items() if self.type_of(n) == NORMAL}
         ranks: dict[str, int] = {}
-        made: dict[str, int] = {}
+        made: Counter[str] = Counter()
         before = None
         for left, right in self.pairs():
             whole = left + right
+            if not {left, right, whole} <= normal:
+                continue
             if whole != before and whole in ranks:
                 raise self.error("merges that make a token at two ranks")
             ranks.setdefault(whole, len(ranks))
-            made[whole] = made.get(whole, 0) + 1
+            made[whole] += 1
             before = whole
-        plain = {t for n, t in self.texts.items() if self.type_of(n) in (NORMAL, USER_DEFINED)}
-        for text in plain:
-            ways = sum(text[:cut] in plain and text[cut:] in plain for cut in range(1, len(text)))
-            if ways != made.get(text, 0):
+        for text in normal:
+            cuts = range(1, len(text))
+            if made[text] != sum(text[:at] in normal and text[at:] in normal for at in cuts):
                 raise self.error(
                     f"merges that leave out a way to make {ascii(text)[:80]} (only scores are)"
                 )
