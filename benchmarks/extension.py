@@ -44,7 +44,7 @@ SETTING = Setting(
     topic=48,
     window=256,
     target=1024,
-    decoder={"d_model": 128, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 256},
+    decoder={"d_model": 128, "n_layers": 2, "n_heads": 4, "d_ff": 192},
 )
 ADAPTING = Training(steps=20, rows=4, lr=5e-4)
 ADAPTING_LINEAR = Training(steps=200, rows=4, lr=2e-3)

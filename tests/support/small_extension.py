@@ -97,7 +97,6 @@ def trained(setting: Setting, language: Language, training: Training, std: float
             **setting.decoder,
             vocab_size=setting.symbols,
             max_positions=setting.window,
-            tie_head=True,
         )
     )
     decoder.initialise(std)
