@@ -44,13 +44,17 @@ SETTING = Setting(
     topic=48,
     window=256,
     target=1024,
-    decoder={"d_model": 128, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 256},
+    decoder={"d_model": 128, "n_layers": 2, "n_heads": 4, "d_ff": 192},
 )
-FIRST_TRAINING = Training(steps=400, rows=16, lr=3e-3, warmup=20, weight_decay=0.1)
 ADAPTING = Training(steps=20, rows=4, lr=5e-4)
 ADAPTING_LINEAR = Training(steps=200, rows=4, lr=2e-3)
-RULES: tuple[RuleName, ...] = ("none", "linear", "ntk", "yarn", "llama3")
+# Comes down to the rate of adapting. A model left at its highest rate is another one at each
+# rounding, and would gain from a lower one what has nothing to do with the window.
+FIRST_TRAINING = Training(
+    steps=400, rows=16, lr=3e-3, warmup=20, final=ADAPTING.lr / 3e-3, weight_decay=0.1
+)
 WORSE_FIRST: tuple[RuleName, ...] = ("none", "ntk", "yarn", "llama3")
+RULES: tuple[RuleName, ...] = (*WORSE_FIRST, "linear")
 HELD_OUT = 64  # documents
 
 
@@ -69,7 +73,7 @@ def rows_of(seed: int, held_out: int) -> Iterator[Bound]:
         name, decoder = f"seed {seed}, {rule}", extended(first, rule, SETTING.target)
         before[rule] = far_losses(decoder, documents, SETTING) - cropped
         yield bound(name, before[rule], low=-0.01 if rule == "llama3" else None)
-        yield change_in_window(name, first, decoder, documents, goal=False)
+        yield change_in_window(name, first, decoder, documents, goal=rule != "linear")
     for worse, better in itertools.pairwise(WORSE_FIRST):
         yield bound(f"seed {seed}, {worse} above {better}", before[worse] - before[better], low=0.0)
 
@@ -109,10 +113,10 @@ def change_in_window(
 def main() -> None:
     """Measure, print and check."""
     arguments = parser(__doc__)
-    arguments.add_argument("--seeds", type=int, default=2, help="how many (2)")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="which (0 1)")
     chosen = arguments.parse_args()
     rows: list[Bound] = []
-    for seed in range(1 if chosen.quick else chosen.seeds):
+    for seed in chosen.seeds[:1] if chosen.quick else chosen.seeds:
         for row in rows_of(seed, HELD_OUT // 4 if chosen.quick else HELD_OUT):
             note(f"  {row.name}: {row.ours:+.4f} {row.unit}")
             rows.append(row)

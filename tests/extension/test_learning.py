@@ -30,7 +30,7 @@ SETTING = Setting(
     topic=8,
     window=48,
     target=192,
-    decoder={"d_model": 32, "n_layers": 2, "n_heads": 1, "d_ff": 64},
+    decoder={"d_model": 32, "n_layers": 2, "n_heads": 1, "d_ff": 64, "tie_head": True},
 )
 FIRST_TRAINING = Training(steps=150, rows=16, lr=1e-2, warmup=20, weight_decay=0.1)
 ADAPTING = Training(steps=20, rows=4, lr=5e-4)

@@ -40,12 +40,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Training:
-    """Steps of `rows` documents at a learning rate."""
+    """Steps of `rows` documents at a learning rate that, past warm-up, comes down by cosine.
+
+    `final` is the share of it that is left at the end; with 1 it stays.
+    """
 
     steps: int
     rows: int
     lr: float
     warmup: int = 0
+    final: float = 1.0
     weight_decay: float = 0.0
 
 
@@ -77,7 +81,7 @@ def train(decoder: Decoder, documents: Tensor, training: Training) -> None:
     optimizer = build_optimizer(
         decoder, OptimizerConfig(lr=training.lr, weight_decay=training.weight_decay)
     )
-    schedule = ScheduleConfig(steps=training.steps, kind="constant", warmup=training.warmup)
+    schedule = ScheduleConfig(steps=training.steps, warmup=training.warmup, final=training.final)
     precision = Precision("float32")
     for step, tokens in enumerate(documents.split(training.rows)):
         set_learning_rates(optimizer, schedule, step)
@@ -93,7 +97,6 @@ def trained(setting: Setting, language: Language, training: Training, std: float
             **setting.decoder,
             vocab_size=setting.symbols,
             max_positions=setting.window,
-            tie_head=True,
         )
     )
     decoder.initialise(std)
