@@ -10,8 +10,8 @@ that engines can take turns on the same machine and each one's peak memory is it
                                                 → {"seconds": s of n − 1 tokens, "ids": […]}
     {"do": "memory"}                            → {"peak_bytes": b}
 
-Greedy, but for "guess" with a seed; the prompt's own time is not part of "decode", and a prompt that is asked for
-again at once is not taken in again.
+Greedy, but for "guess" with a seed; the prompt's own time is not part of "decode", and a prompt that
+is asked for again at once is not taken in again.
 """
 
 import json
@@ -70,7 +70,7 @@ class Armillary:
     def guess(
         self, tokens: Sequence[int], new: int, seed: int | None, speculate: bool
     ) -> tuple[float, list[int]]:
-        """Seconds for all of `new` tokens but the first, with or without guesses, and the tokens."""
+        """Seconds for all of `new` tokens but the first, with guesses or not, and the tokens."""
         how = {"temperature": 0.0} if seed is None else {"seed": seed, "temperature": 1.0}
         options = {**how, "max_tokens": new, "ignore_eos": True, "speculate": speculate}
         events = self._lm.stream(list(tokens), **options)

@@ -6,10 +6,10 @@
     python benchmarks/generate.py --quick             fewer repeats, shorter prompts
 
 The same weights for all: llama.cpp's quantiser brings the Q4_1 file's to each width, and we and
-llama.cpp read the same files; transformers has those widths that it can compute in. Engines live in
-processes of their own (benchmarks/engines.py) and take turns; three prompts, medians. A memory bound
-stands beside decoding: every weight is read once for each token, so tokens/s can be at most the
-machine's bandwidth over the bytes of the weights and of the cache.
+llama.cpp read the same files; transformers has those widths that it can compute in. Engines live
+in processes of their own (benchmarks/engines.py) and take turns; three prompts, medians. A memory
+bound stands beside decoding: every weight is read once for each token, so tokens/s can be at most
+the machine's bandwidth over the bytes of the weights and of the cache.
 """
 
 import argparse

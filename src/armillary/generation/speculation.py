@@ -2,7 +2,7 @@
 
 The model chooses every token itself, from its own logits and the request's own random numbers, and
 goes on past a guess only where it has chosen the guessed token: the text is the one that it writes
-without guesses. What is gained is that memory is read once for all tokens that are checked together.
+without guesses. What is gained is that memory is read once for all that are checked together.
 Source: Leviathan et al. 2023, §2; guesses from the text itself: Saxena 2023, "prompt lookup".
 """
 
