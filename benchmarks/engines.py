@@ -10,8 +10,8 @@ that engines can take turns on the same machine and each one's peak memory is it
                                                 → {"seconds": s of n − 1 tokens, "ids": […]}
     {"do": "memory"}                            → {"peak_bytes": b}
 
-Greedy, but for "guess" with a seed; the prompt's own time is not part of "decode", and a prompt that
-is asked for again at once is not taken in again.
+Greedy, but for "guess" with a seed; the prompt's own time is not part of "decode", and a prompt
+that is asked for again at once is not taken in again.
 """
 
 import json

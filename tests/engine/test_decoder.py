@@ -228,7 +228,8 @@ def test_weights_are_brought_to_a_width(width: str, encoding: str) -> None:
             for name, w in weights.items()
         }
     whole = reference.forward(of.to_dict(), weights, np.array([ids]))[0]
-    assert gap(in_chunks(decoder, ids, [20]), whole) <= EXACT
+    # In passes of few rows, where activations are not rounded.
+    assert gap(in_chunks(decoder, ids, [12, 8]), whole) <= EXACT
 
 
 @pytest.mark.parametrize("name", ["fused glu", "tied head", "interleaved"])
