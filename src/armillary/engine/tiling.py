@@ -62,7 +62,7 @@ def row_stride(number: Number, k: int) -> int:
 
 def panel_bytes(k: int) -> int:
     """Bytes that a thread needs for the columns that it multiplies by, and to lay them out."""
-    return 4 * LANES * (MOST_VECTORS * words("F32", k) + PART + MOST_VECTORS)
+    return 4 * LANES * (MOST_VECTORS * words("F32", k) + PART + 2 * MOST_VECTORS)
 
 
 def attention_bytes(d_head: int, d_value: int) -> int:

@@ -17,7 +17,13 @@ from numba.extending import register_jitable
 
 from armillary.engine.emit import I16, I32, Emit, emitted
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
-from armillary.engine.kernels.common import floats, whole_numbers, word
+from armillary.engine.kernels.common import (
+    floats,
+    share_items,
+    shorts,
+    whole_numbers,
+    word,
+)
 from armillary.engine.kernels.elementary import tanh
 from armillary.engine.kernels.tile import SUMS, WORDS, interleave, lay, tile, transpose
 from armillary.engine.kv_layout import BLOCK, CHUNK, Stored
@@ -223,6 +229,43 @@ def _text_end(row: int, keys: int, rows: int) -> int:
     while last < rows and word(keys + 8 * last) == word(keys + 8 * row):
         last += 1
     return last
+
+
+def clear(stored: Stored) -> Kernel:
+    """Zeros for the values behind a text's last row, as far as whole blocks reach.
+
+    They are multiplied by weights of 0, and no token has written them: they could be anything.
+    """
+
+    def clear(
+        thread: int,
+        threads: int,
+        kv_heads: Size,
+        d_value: Size,
+        keys: Address,
+        values: Address,
+        capacities: Address,
+        lengths: Address,
+        rows: Live,
+    ) -> None:
+        row = 0
+        while row < rows:
+            last = _text_end(row, keys, rows) - 1
+            first, last_head = share_items(kv_heads, thread, threads)
+            length, capacity = word(lengths + 8 * last), word(capacities + 8 * last)
+            for head in range(first, last_head):
+                for token in range(length, (length + BLOCK - 1) // BLOCK * BLOCK):
+                    if stored == "F32":
+                        a = floats(word(values + 8 * last) + 4 * head * capacity * d_value)
+                        for i in range(d_value):
+                            a[token * d_value + i] = np.float32(0)
+                    else:
+                        b = shorts(word(values + 8 * last) + 2 * head * capacity * d_value)
+                        for i in range(d_value):
+                            b[token // 2 * 2 * d_value + 2 * i + token % 2] = np.uint16(0)
+            row = last + 1
+
+    return kernel(clear, stored)
 
 
 def _scores(stored: Stored, machine: Machine, vectors: int) -> Any:

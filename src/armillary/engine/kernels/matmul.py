@@ -33,6 +33,8 @@ def matmul(form: Format, machine: Machine) -> Kernel:
     at_once, most = tile_rows(machine), tile_vectors(machine)
     multiply_many, multiply_few = (_tile(form, machine, vectors) for vectors in (most, 1))
     fill = _fill(form, machine)
+    # One sum over all of a long row would lose digits that bfloat16 has not.
+    stretch = 64 if number == "F32" else 1 << 30
 
     def matmul(
         thread: int,
@@ -56,13 +58,15 @@ def matmul(form: Format, machine: Machine) -> Kernel:
         first, last = share(n, thread, threads)
         count = (k + per_word - 1) // per_word
         starts = scratch + thread * scratch_bytes
-        stage = starts + 4 * LANES * most
+        zeros = starts + 4 * LANES * most
+        stage = zeros + 4 * LANES * most
         panel = stage + 4 * LANES * PART
         while first < last:
             vectors = most if last - first > LANES * (most - 1) else 1
-            given, begin = floats(bias), floats(starts)
+            given, begin, nothing = floats(bias), floats(starts), floats(zeros)
             for i in range(vectors * LANES):
                 begin[i] = given[first + i] if bias and first + i < n else np.float32(0)
+                nothing[i] = np.float32(0)
             for v in range(vectors):
                 fill(
                     weights,
@@ -76,12 +80,16 @@ def matmul(form: Format, machine: Machine) -> Kernel:
                     4 * LANES * vectors,
                 )
             to = out + 4 * first
+            step = 4 * LANES * vectors
             for row in range(0, rows, at_once):
                 from_, there = x + row * x_stride, to + row * out_stride
-                if vectors == most:
-                    multiply_many(from_, x_stride, panel, count, starts, there, out_stride, adds)
-                else:
-                    multiply_few(from_, x_stride, panel, count, starts, there, out_stride, adds)
+                for done in range(0, count, stretch):
+                    xs, ws, words = from_ + 4 * done, panel + done * step, min(stretch, count - done)
+                    start, more = (zeros, 1) if done else (starts, adds)
+                    if vectors == most:
+                        multiply_many(xs, x_stride, ws, words, start, there, out_stride, more)
+                    else:
+                        multiply_few(xs, x_stride, ws, words, start, there, out_stride, more)
             first += vectors * LANES
 
     return kernel(matmul, form.name, exact=True)
