@@ -8,7 +8,7 @@ import numpy as np
 
 from armillary.engine.compiler import object_code
 from armillary.engine.formats import FORMATS
-from armillary.engine.kernels import embedding, product, quantise
+from armillary.engine.kernels import activation, embedding, product, quantise
 from armillary.engine.library import Library, library
 from armillary.engine.machine import Machine, host
 from armillary.engine.program import Program
@@ -34,7 +34,7 @@ def machines() -> dict[str, Machine]:
 
 @cache
 def products(name: str) -> Library:
-    """The kernels that differ from machine to machine, for one of `machines`."""
+    """The kernels that differ from machine to machine (exp too, by how LLVM orders its steps)."""
     machine = machines()[name]
     if name == "this machine":
         return library()
@@ -42,6 +42,7 @@ def products(name: str) -> Library:
         *(product.product(form, machine) for form in FORMATS.values()),
         *(embedding.embedding(form) for form in FORMATS.values()),
         quantise.quantise(),
+        activation.activation("sigmoid"),
     ]
     code = object_code(kernels, machine)
     return Library(code, {each.name: each.arguments for each in kernels}, machine)
