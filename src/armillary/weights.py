@@ -61,22 +61,17 @@ def build_filled(
 
 
 def read(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """A stored tensor in another type, converted by blocks of rows."""
-    result = torch.empty(tensor.shape, dtype=dtype, device="cpu")
-    read_into(result, tensor)
-    return result.to(device)
-
-
-def read_into(target: Tensor, tensor: StoredTensor) -> None:
-    """Fill a contiguous tensor on the CPU, of the same shape, with a stored one in its type.
+    """A stored tensor in another type, converted by blocks of rows.
 
     Converting is left to NumPy: torch would wake its threads for every block.
     """
-    flat = target.reshape(-1).view(torch.uint8).numpy()
+    result = torch.empty(tensor.shape, dtype=dtype, device="cpu")
+    target = result.reshape(-1).view(torch.uint8).numpy()
     start = 0
-    for chunk in tensor.encoded(ENCODINGS[target.dtype]):
-        flat[start : start + chunk.nbytes] = chunk
+    for chunk in tensor.encoded(ENCODINGS[dtype]):
+        target[start : start + chunk.nbytes] = chunk
         start += chunk.nbytes
+    return result.to(device)
 
 
 def to_write(decoder: Decoder) -> Iterator[TensorToWrite]:

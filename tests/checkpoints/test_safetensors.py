@@ -413,7 +413,7 @@ def test_blocks_are_neither_written_nor_read_where_they_are_not_asked_for(tmp_pa
     ("metadata", "entry", "message"),
     [
         ({}, tensor("U8", (2, 12)), "has dtype 'U8'; supported are"),
-        ({"encoding.b": "Q8_0"}, tensor("U8", (2, 12)), "has an encoding of 'b', not there"),
+        ({"encoding.b": "Q8_0"}, tensor("U8", (2, 12)), "has an encoding of 'b', no tensor"),
         ({"encoding.a": "Q9"}, tensor("U8", (2, 12)), "encoding Q9 cannot be read"),
         ({"encoding.a": "F32"}, tensor("U8", (2, 12)), "the encoding 'F32'; blocks are held as"),
         ({"encoding.a": "Q8_0"}, tensor("F32"), "has dtype F32 and the encoding 'Q8_0'; blocks"),

@@ -5,7 +5,6 @@ model is ever held: the weights of a layer are read from the file, used for all 
 """
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,8 @@ from armillary.decoder import Decoder
 from armillary.errors import UserError
 from armillary.evaluation.perplexity import FEW_DOCUMENTS, Document
 from armillary.evaluation.statistics import Estimate, weighted_mean
-from armillary.weights import read_into
+from armillary.memory import give_back
+from armillary.weights import read
 
 # Tokens that a layer takes at one time, in whole windows, and positions whose logits, of both
 # models, are held at one time.
@@ -96,18 +96,12 @@ def measure(
         done += 1
         progress(done, total)
 
-    free: _Free = defaultdict(list)
-    readers = [_Reader(checkpoint, step, free) for checkpoint in (before, after)]
+    readers = [_Reader(checkpoint, step) for checkpoint in (before, after)]
     places = tokens.shape[0] * (tokens.shape[1] - 1)
     total = sum(reader.steps for reader in readers) + -(-places // _POSITIONS)
     hidden = [reader.hidden(tokens)[:, :-1].flatten(0, 1) for reader in readers]
     rows = _compared(readers, hidden, tokens[:, 1:].flatten(), step)
     return _summary(rows.reshape(len(windows), -1, 4), windows)
-
-
-# Tensors of each shape that nothing uses now. Taken again, since what is given back to the system's
-# allocator in pieces of this size comes back to the system late, if at all.
-_Free = defaultdict[torch.Size, list[Tensor]]
 
 
 class _Reader:
@@ -116,12 +110,11 @@ class _Reader:
     `step` is called when a part of the model has been used for all that is read, `steps` times.
     """
 
-    def __init__(self, checkpoint: Checkpoint, step: Callable[[], None], free: _Free) -> None:
+    def __init__(self, checkpoint: Checkpoint, step: Callable[[], None]) -> None:
         with torch.device("meta"):
             self.decoder = Decoder(checkpoint.config).eval()
         self._tensors = checkpoint.tensors
         self._step = step
-        self._free = free
         parts = [f"layers.{i}" for i in range(checkpoint.config.n_layers)]
         parts += ["embedding", "final_norm"]
         if self.decoder.position_table is not None:
@@ -146,16 +139,14 @@ class _Reader:
             self._fill("embedding")
 
     def _fill(self, part: str) -> None:
-        for name, owner, attribute, parameter in self._parameters(part):
-            free = self._free[parameter.shape]
-            filled = free.pop() if free else torch.empty(parameter.shape)
-            read_into(filled, self._tensors[name])
+        for name, owner, attribute, _ in self._parameters(part):
+            filled = read(self._tensors[name], torch.float32)
             setattr(owner, attribute, nn.Parameter(filled, requires_grad=False))
 
     def _empty(self, part: str) -> None:
         for _, owner, attribute, parameter in self._parameters(part):
-            self._free[parameter.shape].append(parameter.data)
             setattr(owner, attribute, nn.Parameter(parameter.to("meta"), requires_grad=False))
+        give_back()
         self._step()
 
     def _parameters(self, part: str) -> list[tuple[str, nn.Module, str, Tensor]]:
@@ -200,6 +191,8 @@ def _compared(
                 dim=-1,
             )
         )
+        del p, q
+        give_back()
         step()
     return torch.cat(rows).numpy()
 

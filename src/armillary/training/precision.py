@@ -5,13 +5,13 @@ narrower type. float16 has so few small numbers that losses must be scaled up be
 pass and gradients down again before they are clipped: it always comes with its scaler here.
 """
 
-import ctypes
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from armillary.memory import give_back
 from armillary.training.checks import check_choice
 from armillary.training.optimizer import GradientNorm, clip_gradients
 
@@ -61,7 +61,8 @@ class Precision:
             self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        _give_back()
+        # Else the gradients' pieces would add up with the activations of the next step.
+        give_back()
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,16 +72,3 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` gave."""
         self.scaler.load_state_dict(state)
-
-
-def _give_back() -> None:
-    """Let the C library return freed memory to the system, where it can be told to.
-
-    The gradients' memory would stay with the process in pieces that no activation of the next step
-    fits into, and add up with them.
-    """
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return
-    trim(0)
