@@ -84,7 +84,8 @@ def matmul(form: Format, machine: Machine) -> Kernel:
             for row in range(0, rows, at_once):
                 from_, there = x + row * x_stride, to + row * out_stride
                 for done in range(0, count, stretch):
-                    xs, ws, words = from_ + 4 * done, panel + done * step, min(stretch, count - done)
+                    xs, ws = from_ + 4 * done, panel + done * step
+                    words = min(stretch, count - done)
                     start, more = (zeros, 1) if done else (starts, adds)
                     if vectors == most:
                         multiply_many(xs, x_stride, ws, words, start, there, out_stride, more)
