@@ -11,6 +11,8 @@ from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
 from support.cached_text import Text, kept, text
 from support.kernels import EPSILON, call, count, drawn, spaced
 
+SPAN = CHUNK * SEGMENTS
+"""Tokens that are segments of one chunk each."""
 BOTH = pytest.mark.parametrize("stored", ["F32", "BF16"])
 SIZES = {1: (3, 10), 2: (2, 64), 3: (2, 10), 4: (1, 80), 5: (2, 16), 8: (1, 10)}
 """Key/value heads and d_head for each count of queries that share a head."""
@@ -88,9 +90,12 @@ def check(
 @BOTH
 @pytest.mark.parametrize("group", SIZES)
 def test_lengths_across_the_ends_of_blocks_and_chunks(group: int, stored: Stored) -> None:
-    """Every count of queries on a head, and of threads; unused places hold NaN (case 48)."""
+    """Every count of queries on a head, and of threads; unused places hold NaN (case 48).
+
+    The longest have segments of several chunks, whose sums shrink when a larger score comes.
+    """
     heads, d = SIZES[group]
-    for length in (1, 2, 15, 16, 17, 63, 64, 65, 200):
+    for length in (1, 2, 15, 16, 17, 63, 64, 65, 200, SPAN, SPAN + 1, 2 * SPAN + 100):
         each = text(heads, length, d, stored)
         q = drawn(1, heads * group * d, seed=1) * d**-0.5
         for threads in (1, 2, 3, 7):
