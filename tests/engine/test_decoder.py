@@ -225,7 +225,8 @@ def test_weights_are_brought_to_a_width(width: str, encoding: str) -> None:
             for name, w in weights.items()
         }
     whole = reference.forward(of.to_dict(), weights, np.array([ids]))[0]
-    assert gap(in_chunks(decoder, ids, [20]), whole) <= EXACT
+    # Longer prompts have their activations rounded to bfloat16 too (tests/engine/test_prefill.py).
+    assert gap(in_chunks(decoder, ids, [10, 10]), whole) <= EXACT
 
 
 @pytest.mark.parametrize("name", ["fused glu", "tied head", "interleaved"])

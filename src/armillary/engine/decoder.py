@@ -17,7 +17,6 @@ from armillary.engine.prefill import PrefillPlan
 from armillary.engine.threads import physical_cores, team
 from armillary.engine.weights import Weights, Width
 
-
 _FROM = ROWS + 1
 """New tokens of a text from which on it is computed in passes of many rows."""
 

@@ -125,7 +125,7 @@ class Plan:
         self._logits = self._head()
 
     def run(self, team: Team, rows: int, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """Compute the rows that `inputs` tells of → the logits of those chosen, (len(chosen), V)."""
+        """Compute the rows that `inputs` tells of → logits of those chosen, (len(chosen), V)."""
         inputs = self.inputs
         inputs.rows[0], inputs.outputs[0] = rows, len(chosen)
         inputs.chosen[: len(chosen)] = chosen

@@ -1,4 +1,4 @@
-"""How blocks of rows meet matrices, for the kernels that multiply them and the plan that calls them.
+"""How blocks of rows meet matrices, for the kernels and for the plan that calls them.
 
 All is in words of 32 bits: a float32 number, or two bfloat16 numbers that are used one after the
 other. Sums of products are float32.
@@ -52,8 +52,11 @@ def words(number: Number, k: int) -> int:
 
 
 def row_stride(number: Number, k: int) -> int:
-    """Bytes from one row of k numbers to the next: an odd count of cache lines, so that the rows of
-    a tile do not fall on the same places of the cache."""
+    """Bytes from one row of k numbers to the next.
+
+    An odd count of cache lines, so that the rows of a tile do not fall on the same places of the
+    cache.
+    """
     lines = words(number, k) * 4 // _LINE
     return _LINE * (lines | 1)
 

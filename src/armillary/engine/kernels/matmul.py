@@ -11,8 +11,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import register_jitable
 
-from armillary.engine.emit import FLOATS, Emit, emitted, vector
 from armillary.engine.emit import F32 as FLOAT
+from armillary.engine.emit import FLOATS, Emit, emitted, vector
 from armillary.engine.formats import Format
 from armillary.engine.kernel import Address, Kernel, Live, Size, kernel
 from armillary.engine.kernels.common import floats, share, share_items, shorts, word
