@@ -12,12 +12,15 @@ from armillary.engine import positions
 from armillary.engine.cache import TextCache
 from armillary.engine.decoder import EngineDecoder
 from armillary.engine.plan import Plan
+from armillary.engine.prefill import _Tiled
 from armillary.engine.weights import Matrix
 from support.engine import engine, text, weights_of
 from support.models import VARIANTS
 from support.mutate import mutate
 
 EXACT, MARGIN, LENGTH = 1e-4, 10, 40
+FEW = (8,) * 5
+"""In passes of few rows; all at once they go through the tiles of prompts."""
 
 
 def gap(name: str, sizes: tuple[int, ...] = (LENGTH,)) -> float:
@@ -47,12 +50,18 @@ class Fault:
 
 
 FAULTS = {
-    "scores are not scaled": Fault(Plan._attention, "config.score_scale", "1.0"),
+    "scores are not scaled": Fault(Plan._attend, "config.score_scale", "1.0", sizes=FEW),
+    "scores of a prompt are not scaled": Fault(_Tiled._attend, "config.score_scale", "1.0"),
     "a window is one too long": Fault(
-        Plan._attention, "config.window or 0", "(config.window or -1) + 1", "window"
+        Plan._attend, "config.window or 0", "(config.window or -1) + 1", "window", FEW
     ),
-    "no window": Fault(Plan._attention, "config.window or 0", "0", "mixed layers"),
-    "no soft cap": Fault(Plan._attention, "config.soft_cap or 0.0", "0.0", "soft cap"),
+    "a prompt's window is one too long": Fault(
+        _Tiled._attend, "config.window or 0", "(config.window or -1) + 1", "window"
+    ),
+    "no window": Fault(Plan._attend, "config.window or 0", "0", "mixed layers", FEW),
+    "no window in a prompt": Fault(_Tiled._attend, "config.window or 0", "0", "mixed layers"),
+    "no soft cap": Fault(Plan._attend, "config.soft_cap or 0.0", "0.0", "soft cap", FEW),
+    "no soft cap in a prompt": Fault(_Tiled._attend, "config.soft_cap or 0.0", "0.0", "soft cap"),
     "keys are not turned": Fault(
         Plan._attention,
         "if config.rotary is not None",
@@ -94,7 +103,7 @@ FAULTS = {
         Plan._head, 'self._weights.optional("head.bias")', "None", "head bias"
     ),
     "positions begin at one": Fault(
-        EngineDecoder._pass, "self._table(place)", "self._table(place + 1)", "learned"
+        EngineDecoder._pass, "self._table(int(place))", "self._table(int(place) + 1)", "learned"
     ),
     "keys of other frequencies are kept": Fault(
         EngineDecoder._begin,
@@ -123,7 +132,7 @@ FAULTS = {
 
 def test_without_a_fault_there_is_no_gap() -> None:
     for name in sorted({fault.name for fault in FAULTS.values()}):
-        for sizes in ((LENGTH,), (8, 32), (9, 1, 30), (20, 20)):
+        for sizes in ((LENGTH,), FEW, (8, 32), (9, 1, 30), (20, 20)):
             assert gap(name, sizes) <= EXACT, (name, sizes)
 
 

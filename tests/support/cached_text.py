@@ -21,7 +21,8 @@ def kept(numbers: np.ndarray, stored: Stored) -> np.ndarray:
 class Text:
     """Keys and values (h_kv, S, d_h) of a text, and the memory that they are read from.
 
-    `room` is a multiple of 64; what no token has written is `unwritten`.
+    `room` is a multiple of 64; what no token has written is `unwritten`, values that share
+    words with an odd last token's are `beside`.
     """
 
     keys: np.ndarray
@@ -29,6 +30,7 @@ class Text:
     stored: Stored
     room: int
     unwritten: float = np.nan
+    beside: float = np.nan
 
     def __post_init__(self) -> None:
         heads, length, d = self.keys.shape
@@ -36,6 +38,8 @@ class Text:
         v = np.full((heads, self.room, value_width(d)), self.unwritten, np.float32)
         k[:, :length] = self.keys
         v[:, :length, :d], v[:, :length, d:] = self.values, 0
+        if length % 2:
+            v[:, length] = self.beside
         if self.stored == "F32":
             self.key_memory = k.reshape(heads, -1, BLOCK, d).swapaxes(2, 3).copy()
             self.value_memory = v
@@ -54,6 +58,7 @@ def text(
     seed: int = 0,
     room: int = 0,
     unwritten: float = np.nan,
+    beside: float = np.nan,
 ) -> Text:
     """Random keys and values."""
     keys, values = drawn(2, heads, length, d, seed=seed)
@@ -63,4 +68,5 @@ def text(
         stored,
         room or -(-length // CHUNK) * CHUNK,
         unwritten,
+        beside,
     )

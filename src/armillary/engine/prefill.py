@@ -45,17 +45,6 @@ class _Tiled(Plan):
     ) -> None:
         """See Plan."""
         inputs = self.inputs
-        self.program.add(
-            f"clear_{self.stored}",
-            wait=False,
-            kv_heads=config.n_kv_heads,
-            d_value=value_width(config.d_head),
-            keys=inputs.keys[number],
-            values=inputs.values[number],
-            capacities=inputs.room,
-            lengths=inputs.lengths,
-            rows=inputs.rows,
-        )
         self._append(number, config, k, v)
         self.program.add(
             f"block_attention_{self.stored}",

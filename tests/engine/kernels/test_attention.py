@@ -7,7 +7,7 @@ import pytest
 
 from armillary import reference
 from armillary.checkpoints.tensors import encode
-from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
+from armillary.engine.kv_layout import CHUNK, SCRATCH, SEGMENTS, Stored, value_width
 from support.cached_text import Text, kept, text
 from support.kernels import EPSILON, call, count, drawn, spaced
 

@@ -19,8 +19,6 @@ HERE = "this machine"
 BOTH = pytest.mark.parametrize("stored", ["F32", "BF16"])
 SIZES = {1: (3, 10), 2: (2, 64), 3: (2, 10), 5: (2, 16), 7: (1, 80), 71: (1, 8)}
 """Key/value heads and d_head for each count of queries that share a head."""
-STALE = 1e4
-"""What a longer text may have left behind: large, but a number."""
 
 
 @cache
@@ -129,7 +127,7 @@ def prompt(
         d,
         stored,
         room=(past + rows) // CHUNK * CHUNK + 2 * CHUNK,
-        unwritten=STALE,
+        beside=0,
     )
     q = drawn(rows, heads * group * d, seed=1)
     lengths = range(past + 1, past + rows + 1)
@@ -163,7 +161,7 @@ def test_soft_caps(cap: float, stored: Stored) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_rows_of_several_texts_read_each_their_own(threads: int, stored: Stored) -> None:
     one, two, three = (
-        text(2, length, 10, stored, seed=length, room=room, unwritten=STALE)
+        text(2, length, 10, stored, seed=length, room=room, beside=0)
         for length, room in ((30, 64), (90, 128), (200, 512))
     )
     texts = [one] * 20 + [two] * 3 + [three] * 33
@@ -176,7 +174,7 @@ def test_rows_of_several_texts_read_each_their_own(threads: int, stored: Stored)
 @BOTH
 @pytest.mark.parametrize("window", [0, 20])
 def test_what_is_computed_with_a_row_changes_no_bit_of_it(window: int, stored: Stored) -> None:
-    each = text(2, 150, 10, stored, room=256, unwritten=STALE)
+    each = text(2, 150, 10, stored, room=256, beside=0)
     q = drawn(100, 60, seed=1)
     lengths = range(51, 151)
     whole = attend(q, [each] * 100, lengths, window=window, threads=3)
@@ -196,11 +194,11 @@ def test_what_is_computed_with_a_row_changes_no_bit_of_it(window: int, stored: S
 @BOTH
 def test_what_no_row_may_read_changes_nothing(stored: Stored) -> None:
     """Before a window and behind the last token."""
-    each = text(2, 100, 10, stored, room=192, unwritten=0.0)
-    far = Text(each.keys.copy(), each.values.copy(), stored, each.room, STALE)
+    each = text(2, 100, 10, stored, room=192, beside=0)
+    far = Text(each.keys.copy(), each.values.copy(), stored, each.room, beside=0)
     far.keys[:, :60] *= 100
     far.values[:, :60] = 1e6
-    far = Text(kept(far.keys, stored), kept(far.values, stored), stored, each.room, STALE)
+    far = Text(kept(far.keys, stored), kept(far.values, stored), stored, each.room, beside=0)
     q = drawn(20, 60, seed=1)
     near, other = (attend(q, [one] * 20, range(81, 101), window=20) for one in (each, far))
     np.testing.assert_array_equal(other, near)
@@ -209,7 +207,7 @@ def test_what_no_row_may_read_changes_nothing(stored: Stored) -> None:
 @BOTH
 def test_large_scores_lose_nothing(stored: Stored) -> None:
     """Scores of ± hundreds, the largest anywhere: a weight of 1 for it."""
-    each = text(1, 200, 10, stored, unwritten=STALE)
+    each = text(1, 200, 10, stored, beside=0)
     q = 100 * drawn(40, 30, seed=1)
     result = attend(q, [each] * 40, range(161, 201))
     assert np.isfinite(result).all()

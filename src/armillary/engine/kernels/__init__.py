@@ -34,7 +34,6 @@ def all_kernels(machine: Machine) -> list[Kernel]:
         *(matmul.matmul(form, machine) for form in FORMATS.values()),
         matmul.narrow(machine),
         *(block_attention.block_attention(stored, machine) for stored in ("F32", "BF16")),
-        *(block_attention.clear(stored) for stored in ("F32", "BF16")),
         *(embedding.embedding(form) for form in FORMATS.values()),
         *(activation.activation(name) for name in ACTIVATIONS),
         *(rotary.rotate(layout) for layout in ("half_split", "interleaved")),

@@ -323,5 +323,16 @@ def append(stored: Stored) -> Kernel:
                 for i in range(d_value):
                     at = place // 2 * 2 * d_value + 2 * i + place % 2
                     c[at] = nearest(b[i]) if i < d_head else np.uint16(0)
+                if place % 2 == 0 and _is_last(row, keys, rows):
+                    # Beside it lies what no token has written: `block_attention` gives it no
+                    # weight, but it must be a number.
+                    for i in range(d_value):
+                        c[place * d_value + 2 * i + 1] = np.uint16(0)
 
     return kernel(append, stored)
+
+
+@register_jitable
+def _is_last(row: int, keys: int, rows: int) -> bool:
+    """Whether no row of the same text follows a row."""
+    return row + 1 == rows or word(keys + 8 * (row + 1)) != word(keys + 8 * row)

@@ -19,8 +19,6 @@ from armillary.engine.emit import I16, I32, Emit, emitted
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
 from armillary.engine.kernels.common import (
     floats,
-    share_items,
-    shorts,
     whole_numbers,
     word,
 )
@@ -43,119 +41,9 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
 
     Rows that follow each other in one text are taken together.
     """
-    most = tile_vectors(machine)
-    # For as many queries as meet at once, and for a few.
-    scores_many, scores_few = (_scores(stored, machine, vectors) for vectors in (most, 1))
-    soften_many, soften_few = (_soften(stored, machine, vectors) for vectors in (most, 1))
-    gather_many, gather_few = (_gather(stored, machine, vectors) for vectors in (most, 1))
-    mask_many, mask_few = _mask(most), _mask(1)
-    lay_out, exchange = lay(machine, stored), transpose()
-    queries = LANES * most
-    size, per_word = (4, 1) if stored == "F32" else (2, 2)
-
-    @register_jitable
-    def attend(
-        row: int,
-        member: int,
-        count: int,
-        q: int,
-        q_stride: int,
-        group: int,
-        d_head: int,
-        d_value: int,
-        window: int,
-        cap: float,
-        scale: float,
-        k: int,
-        v: int,
-        lengths: int,
-        out: int,
-        out_stride: int,
-        scratch: int,
-    ) -> None:
-        """So many queries: from one of the group of a row on, then those of the rows after it."""
-        vectors = most if count > LANES else 1
-        step = _VECTOR * vectors
-        wide_d = (d_head + 2 * LANES - 1) // (2 * LANES) * 2 * LANES
-        state = scratch
-        limits = state + 3 * step
-        packed = limits + 2 * step
-        scores = packed + wide_d // per_word * step
-        weights = scores + CHUNK * step
-        sums = weights + CHUNK // per_word * step
-        stage = sums + d_value * step
-
-        lows, ends = whole_numbers(limits), whole_numbers(limits + step)
-        kept, staged = floats(state), floats(stage)
-        shortest, longest = word(lengths + 8 * row), 0
-        now, one = row, member
-        for i in range(vectors * LANES):
-            lane = i % LANES * wide_d
-            filled = 0
-            ends[i], lows[i] = 0, 0
-            kept[i] = _LOWEST
-            kept[vectors * LANES + i] = np.float32(0)
-            if i < count:
-                longest = word(lengths + 8 * now)
-                ends[i] = longest
-                lows[i] = max(0, longest - window) if window else 0
-                filled = d_head
-                from_ = floats(q + now * q_stride + one * d_head * 4)
-                for j in range(d_head):
-                    staged[lane + j] = from_[j] * scale
-                one += 1
-                if one == group:
-                    now, one = now + 1, 0
-            for j in range(filled, wide_d):
-                staged[lane + j] = np.float32(0)
-            if i % LANES == LANES - 1:
-                part = packed + i // LANES * _VECTOR
-                lay_out(stage, 4 * wide_d, wide_d // (2 * LANES), part, step)
-        added = floats(sums)
-        for i in range(d_value * vectors * LANES):
-            added[i] = np.float32(0)
-
-        token = max(0, shortest - window) // CHUNK * CHUNK if window else 0
-        highest = max(0, longest - window) if window else 0
-        while token < longest:
-            there = min(CHUNK, (longest - token + BLOCK - 1) // BLOCK * BLOCK)
-            keys, values = k + token * d_head * size, v + token * d_value * size
-            d_words, words = d_head // per_word, there // per_word
-            if vectors == most:
-                scores_many(keys, d_words, there, packed, scores)
-            else:
-                scores_few(keys, d_words, there, packed, scores)
-            if cap > 0:
-                bounded, inverse = floats(scores), np.float32(1) / cap
-                for i in range(there * vectors * LANES):
-                    bounded[i] = cap * tanh(bounded[i] * inverse)
-            if token < highest or token + there > shortest:
-                if vectors == most:
-                    mask_many(scores, token, there, limits)
-                else:
-                    mask_few(scores, token, there, limits)
-            if vectors == most:
-                soften_many(scores, there, weights, state)
-                gather_many(values, d_value, words, weights, sums, state)
-            else:
-                soften_few(scores, there, weights, state)
-                gather_few(values, d_value, words, weights, sums, state)
-            token += CHUNK
-
-        now, one = row, member
-        for i in range(count):
-            if i % LANES == 0:
-                part = sums + i // LANES * _VECTOR
-                for column in range(0, d_value, LANES):
-                    exchange(part + column * step, step, stage + 4 * column, 4 * d_value)
-            lane = i % LANES * d_value
-            inverse = np.float32(1) / kept[vectors * LANES + i]
-            to = floats(out + now * out_stride + one * d_head * 4)
-            for j in range(d_head):
-                to[j] = staged[lane + j] * inverse
-            one += 1
-            if one == group:
-                now, one = now + 1, 0
+    attend = _attend(stored, machine)
+    queries = LANES * tile_vectors(machine)
+    size = 4 if stored == "F32" else 2
 
     def block_attention(
         thread: int,
@@ -194,25 +82,13 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
                 shift = head * group * d_head * 4
                 for begin in range(0, (last - row) * group, queries):
                     if owner == thread:
-                        attend(
-                            row + begin // group,
-                            begin % group,
-                            min(queries, (last - row) * group - begin),
-                            q + shift,
-                            q_stride,
-                            group,
-                            d_head,
-                            d_value,
-                            window,
-                            cap_2,
-                            scale_2,
-                            k,
-                            v,
-                            lengths,
-                            out + shift,
-                            out_stride,
-                            mine,
-                        )
+                        first, member = row + begin // group, begin % group
+                        count = min(queries, (last - row) * group - begin)
+                        rows_q = q + shift, q_stride, scale_2
+                        rows_out = out + shift, out_stride
+                        which = first, member, count, group, lengths
+                        sizes = d_head, d_value
+                        attend(which, sizes, rows_q, window, cap_2, k, v, rows_out, mine)
                     owner += turn
                     if owner < 0 or owner == threads:
                         turn = -turn
@@ -222,6 +98,184 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
     return kernel(block_attention, stored, exact=True)
 
 
+def _attend(stored: Stored, machine: Machine) -> Any:
+    """Queries of one text and head: from one of the group of a row on, then of the rows after it.
+
+    Its tuples are (first row, which of its group, count of queries, group, lengths of the rows),
+    (d_h, d_v), (rows of queries, stride, factor), (rows of results, stride).
+    """
+    most = tile_vectors(machine)
+    # For as many queries as meet at once, and for a few.
+    chunk_many, chunk_few = _chunk(stored, machine, most), _chunk(stored, machine, 1)
+    begin, finish = _begin(stored, machine), _finish()
+    size, per_word = (4, 1) if stored == "F32" else (2, 2)
+
+    @register_jitable
+    def attend(
+        which: tuple[int, int, int, int, int],
+        sizes: tuple[int, int],
+        q: tuple[int, int, float],
+        window: int,
+        cap: float,
+        k: int,
+        v: int,
+        out: tuple[int, int],
+        scratch: int,
+    ) -> None:
+        row, _, count, _, lengths = which
+        d_head, d_value = sizes
+        vectors = most if count > LANES else 1
+        step = _VECTOR * vectors
+        wide_d = (d_head + 2 * LANES - 1) // (2 * LANES) * 2 * LANES
+        # Of each query: m, the sum of weights, 2^(m before − m); the tokens that it reads.
+        state = scratch
+        limits = state + 3 * step
+        packed = limits + 2 * step
+        scores = packed + wide_d // per_word * step
+        weights = scores + CHUNK * step
+        sums = weights + CHUNK // per_word * step
+        stage = sums + d_value * step
+        longest = begin(which, d_head, wide_d, q, window, vectors, state, packed, stage)
+        added = floats(sums)
+        for i in range(d_value * vectors * LANES):
+            added[i] = np.float32(0)
+        shortest = word(lengths + 8 * row)
+        token = max(0, shortest - window) // CHUNK * CHUNK if window else 0
+        highest = max(0, longest - window) if window else 0
+        while token < longest:
+            written = min(CHUNK, longest - token)
+            there = (written + BLOCK - 1) // BLOCK * BLOCK
+            hides = token < highest or token + there > shortest
+            near = k + token * d_head * size, v + token * d_value * size
+            parts = packed, scores, weights, sums
+            if vectors == most:
+                chunk_many(near, token, there, written, sizes, cap, hides, state, parts)
+            else:
+                chunk_few(near, token, there, written, sizes, cap, hides, state, parts)
+            token += CHUNK
+        finish(which, sizes, out, vectors, state, sums, stage)
+
+    return attend
+
+
+def _begin(stored: Stored, machine: Machine) -> Any:
+    """Queries as columns, and what is kept of each, at the start."""
+    lay_out = lay(machine, stored)
+
+    @register_jitable
+    def begin(
+        which: tuple[int, int, int, int, int],
+        d_head: int,
+        wide_d: int,
+        q: tuple[int, int, float],
+        window: int,
+        vectors: int,
+        state: int,
+        packed: int,
+        stage: int,
+    ) -> int:
+        # Returns how many tokens the last query reads.
+        row, member, count, group, lengths = which
+        rows, stride, scale = q
+        step = _VECTOR * vectors
+        lows, ends = whole_numbers(state + 3 * step), whole_numbers(state + 4 * step)
+        kept, staged = floats(state), floats(stage)
+        longest = 0
+        for i in range(vectors * LANES):
+            lane, filled = i % LANES * wide_d, 0
+            ends[i], lows[i] = 0, 0
+            kept[i] = _LOWEST
+            kept[vectors * LANES + i] = np.float32(0)
+            if i < count:
+                longest = word(lengths + 8 * row)
+                ends[i] = longest
+                lows[i] = max(0, longest - window) if window else 0
+                filled = d_head
+                from_ = floats(rows + row * stride + member * d_head * 4)
+                for j in range(d_head):
+                    staged[lane + j] = from_[j] * scale
+                member += 1
+                if member == group:
+                    row, member = row + 1, 0
+            for j in range(filled, wide_d):
+                staged[lane + j] = np.float32(0)
+            if i % LANES == LANES - 1:
+                part = packed + i // LANES * _VECTOR
+                lay_out(stage, 4 * wide_d, wide_d // (2 * LANES), part, step)
+        return longest
+
+    return begin
+
+
+def _chunk(stored: Stored, machine: Machine, vectors: int) -> Any:
+    """Queries meet the keys and values of a chunk."""
+    multiply, soften = _scores(stored, machine, vectors), _soften(stored, machine, vectors)
+    gather, mask = _gather(stored, machine, vectors), _mask(vectors)
+    per_word = 1 if stored == "F32" else 2
+
+    @register_jitable
+    def chunk(
+        near: tuple[int, int],
+        token: int,
+        count: int,
+        written: int,
+        sizes: tuple[int, int],
+        cap: float,
+        hides: bool,
+        state: int,
+        parts: tuple[int, int, int, int],
+    ) -> None:
+        # `count` is of whole blocks: `written` are the tokens that there are.
+        (keys, values), (d_head, d_value) = near, sizes
+        packed, scores, weights, sums = parts
+        multiply(keys, d_head // per_word, count, packed, scores)
+        if cap > 0:
+            bounded, inverse = floats(scores), np.float32(1) / cap
+            for i in range(count * vectors * LANES):
+                bounded[i] = cap * tanh(bounded[i] * inverse)
+        if hides:
+            mask(scores, token, count, state + 3 * _VECTOR * vectors)
+        soften(scores, count, weights, state)
+        gather(values, d_value, (written + per_word - 1) // per_word, weights, sums, state)
+
+    return chunk
+
+
+def _finish() -> Any:
+    """Sums of values over sums of weights, put where the heads belong."""
+    exchange = transpose()
+
+    @register_jitable
+    def finish(
+        which: tuple[int, int, int, int, int],
+        sizes: tuple[int, int],
+        out: tuple[int, int],
+        vectors: int,
+        state: int,
+        sums: int,
+        stage: int,
+    ) -> None:
+        row, member, count, group, _ = which
+        (d_head, d_value), (heads, stride) = sizes, out
+        step = _VECTOR * vectors
+        totals, staged = floats(state + step), floats(stage)
+        for i in range(count):
+            if i % LANES == 0:
+                part = sums + i // LANES * _VECTOR
+                for column in range(0, d_value, LANES):
+                    exchange(part + column * step, step, stage + 4 * column, 4 * d_value)
+            lane = i % LANES * d_value
+            inverse = np.float32(1) / totals[i]
+            to = floats(heads + row * stride + member * d_head * 4)
+            for j in range(d_head):
+                to[j] = staged[lane + j] * inverse
+            member += 1
+            if member == group:
+                row, member = row + 1, 0
+
+    return finish
+
+
 @register_jitable
 def _text_end(row: int, keys: int, rows: int) -> int:
     """The first row after `row` that is of another text."""
@@ -229,43 +283,6 @@ def _text_end(row: int, keys: int, rows: int) -> int:
     while last < rows and word(keys + 8 * last) == word(keys + 8 * row):
         last += 1
     return last
-
-
-def clear(stored: Stored) -> Kernel:
-    """Zeros for the values behind a text's last row, as far as whole blocks reach.
-
-    They are multiplied by weights of 0, and no token has written them: they could be anything.
-    """
-
-    def clear(
-        thread: int,
-        threads: int,
-        kv_heads: Size,
-        d_value: Size,
-        keys: Address,
-        values: Address,
-        capacities: Address,
-        lengths: Address,
-        rows: Live,
-    ) -> None:
-        row = 0
-        while row < rows:
-            last = _text_end(row, keys, rows) - 1
-            first, last_head = share_items(kv_heads, thread, threads)
-            length, capacity = word(lengths + 8 * last), word(capacities + 8 * last)
-            for head in range(first, last_head):
-                for token in range(length, (length + BLOCK - 1) // BLOCK * BLOCK):
-                    if stored == "F32":
-                        a = floats(word(values + 8 * last) + 4 * head * capacity * d_value)
-                        for i in range(d_value):
-                            a[token * d_value + i] = np.float32(0)
-                    else:
-                        b = shorts(word(values + 8 * last) + 2 * head * capacity * d_value)
-                        for i in range(d_value):
-                            b[token // 2 * 2 * d_value + 2 * i + token % 2] = np.uint16(0)
-            row = last + 1
-
-    return kernel(clear, stored)
 
 
 def _scores(stored: Stored, machine: Machine, vectors: int) -> Any:
