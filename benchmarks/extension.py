@@ -11,7 +11,7 @@ to beat. Cropped is the model before its extension; and, after adapting, the ada
 that what more training gave it at any length is not counted. ± is an interval of 95 %, over
 documents.
 
-Some two minutes a seed on two cores. --quick is one seed on a quarter of the documents.
+Some two and a half minutes a seed on two cores. --quick is one seed on a quarter of the documents.
 """
 
 import itertools
