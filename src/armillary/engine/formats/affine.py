@@ -12,21 +12,19 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
-from armillary.engine.formats.format import Format
+from armillary.engine.formats.blocks import Blocks, Meet, Nibbles
 from armillary.engine.formats.int8 import LANES, Rows, SignedBytes, Totals, small_dot
-from armillary.engine.formats.q4_0 import both_nibbles, nibbles
 from armillary.engine.machine import Machine
 
 _HALF = 16
 
 
-class A4(Format):
+class A4(Nibbles):
     """d, m, and 16 bytes whose low halves are the first 16 q."""
 
     name = "A4"
-    block = 32
     nbytes = 24
-    activations = "int8"
+    head = 8
 
     @staticmethod
     def pack(
@@ -38,47 +36,21 @@ class A4(Format):
         out[:, 8:] = q[:, :_HALF] | q[:, _HALF:] << 4
         return out
 
-    def dots(
-        self,
-        e: Emit,
-        machine: Machine,
-        weights: Sequence[ir.Value],
-        x: ir.Value,
-        stride: ir.Value,
-        k: ir.Value,
-        rows: int,
-    ) -> list[list[ir.Value]]:
-        """See Format."""
-        xs, totals = Rows(e, x, stride, k, rows), [Totals(e, rows) for _ in weights]
-        with e.loop(e.div(k, self.block)) as group:
-            for begin, total in zip(weights, totals, strict=True):
-                block = e.add(begin, e.mul(group, self.nbytes))
-                scale, offset = e.splat(e.load(F32, block), LANES), e.load(F32, block, 4)
-                q = both_nibbles(e, block, 8)
-                for row in range(rows):
-                    products = small_dot(e, machine, q, xs.bytes(row, group))
-                    total.add(row, products, scale, xs.scale(row, group))
-                    total.add_offset(row, offset, xs.sum(row, group))
-        return [total.results() for total in totals]
+    def scale(self, e: Emit, block: ir.Value, lanes: int) -> ir.Value:
+        """See Nibbles."""
+        return e.splat(e.load(F32, block), lanes)
 
-    def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
-        """See Format."""
-        with e.loop(e.div(k, self.block)) as group:
-            block = e.add(weights, e.mul(group, self.nbytes))
-            place = e.add(out, e.mul(group, 4 * self.block))
-            d, m = (e.splat(e.load(F32, block, at), FLOATS) for at in (0, 4))
-            for number, q in enumerate(nibbles(e, block, 8)):
-                w = e.builder.fmul(e.builder.uitofp(q, vector(F32, FLOATS)), d)
-                e.store(e.builder.fadd(w, m), place, 64 * number)
+    def offset(self, e: Emit, block: ir.Value, scale: ir.Value) -> ir.Value:
+        """See Nibbles."""
+        del scale
+        return e.load(F32, block, 4)
 
 
-class A8(Format):
+class A8(Blocks):
     """d of each half, m of each half, and 32 int8 q."""
 
     name = "A8"
-    block = 32
     nbytes = 48
-    activations = "int8"
 
     @staticmethod
     def pack(
@@ -90,42 +62,29 @@ class A8(Format):
         out[:, 16:] = q.view(np.uint8)
         return out
 
-    def dots(
-        self,
-        e: Emit,
-        machine: Machine,
-        weights: Sequence[ir.Value],
-        x: ir.Value,
-        stride: ir.Value,
-        k: ir.Value,
-        rows: int,
-    ) -> list[list[ir.Value]]:
-        """See Format."""
-        xs, totals = Rows(e, x, stride, k, rows), [Totals(e, rows) for _ in weights]
+    def meet(self, e: Emit, machine: Machine, block: ir.Value) -> Meet:
+        """See Blocks."""
+        # The products of a half come in half of the lanes.
+        d, m = (_halves(e, block, at) for at in (0, 8))
+        q = SignedBytes(e, machine, e.load(vector(I8, 32), block, 16))
         ones = e.constant(1, vector(I8, 32))
-        with e.loop(e.div(k, self.block)) as group:
-            for begin, total in zip(weights, totals, strict=True):
-                block = e.add(begin, e.mul(group, self.nbytes))
-                # The products of a half come in half of the lanes.
-                d, m = (_halves(e, block, at) for at in (0, 8))
-                q = SignedBytes(e, machine, e.load(vector(I8, 32), block, 16))
-                for row in range(rows):
-                    x_bytes, s = xs.bytes(row, group), xs.scale(row, group)
-                    total.add(row, q.dot(x_bytes), d, s)
-                    total.add(row, small_dot(e, machine, ones, x_bytes), m, s)
-        return [total.results() for total in totals]
 
-    def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
-        """See Format."""
-        floats = vector(F32, FLOATS)
-        with e.loop(e.div(k, self.block)) as group:
-            block = e.add(weights, e.mul(group, self.nbytes))
-            place = e.add(out, e.mul(group, 4 * self.block))
-            for half in (0, 1):
-                d, m = (e.splat(e.load(F32, block, at + 4 * half), FLOATS) for at in (0, 8))
-                q = e.load(vector(I8, FLOATS), block, 16 + FLOATS * half)
-                w = e.builder.fmul(e.builder.sitofp(q, floats), d)
-                e.store(e.builder.fadd(w, m), place, 64 * half)
+        def add(xs: Rows, row: int, group: ir.Value, total: Totals) -> None:
+            x, s = xs.bytes(row, group), xs.scale(row, group)
+            total.add(row, q.dot(x), d, s)
+            total.add(row, small_dot(e, machine, ones, x), m, s)
+
+        return add
+
+    def halves(self, e: Emit, block: ir.Value) -> Sequence[ir.Value]:
+        """See Blocks."""
+        found = []
+        for half in (0, 1):
+            d, m = (e.splat(e.load(F32, block, at + 4 * half), FLOATS) for at in (0, 8))
+            q = e.load(vector(I8, FLOATS), block, 16 + FLOATS * half)
+            w = e.builder.fmul(e.builder.sitofp(q, vector(F32, FLOATS)), d)
+            found.append(e.fadd(w, m))
+        return found
 
 
 def _halves(e: Emit, block: ir.Value, offset: int) -> ir.Value:
