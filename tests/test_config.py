@@ -13,8 +13,10 @@ from armillary.config import (
     DecoderConfig,
     FeedForwardConfig,
     LayerConfig,
+    MixtureConfig,
     NormConfig,
     RotaryConfig,
+    RouterConfig,
     gated_width,
     one_line_errors,
 )
@@ -80,9 +82,47 @@ def rotaries(draw, d_rotary):
 
 
 @st.composite
+def dense(draw):
+    gated = draw(st.booleans())
+    activations = ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "sigmoid", "identity"]
+    return FeedForwardConfig(
+        kind="glu" if gated else "mlp",
+        d_ff=draw(SIZES),
+        activation=draw(st.sampled_from(activations)),
+        bias=draw(st.booleans()),
+        fused=gated and draw(st.booleans()),
+        limit=draw(st.none() | POSITIVE) if gated else None,
+        up_offset=draw(st.sampled_from([0.0, 1.0])) if gated else 0.0,
+        dropout=draw(PROBABILITIES),
+    )
+
+
+@st.composite
+def mixtures(draw):
+    groups, each = draw(st.integers(1, 4)), draw(st.integers(2, 5))
+    top_groups = draw(st.integers(1, groups))
+    shared = draw(st.none() | dense())
+    return MixtureConfig(
+        n_experts=groups * each,
+        top_k=draw(st.integers(1, top_groups * each)),
+        expert=draw(dense()),
+        router=RouterConfig(
+            score=draw(st.sampled_from(["softmax", "sigmoid"])),
+            normalise=draw(st.booleans()),
+            scale=draw(POSITIVE),
+            n_groups=groups,
+            top_groups=top_groups,
+            bias=draw(st.booleans()),
+            selection_bias=draw(st.booleans()),
+        ),
+        shared=shared,
+        shared_gate=shared is not None and draw(st.booleans()),
+    )
+
+
+@st.composite
 def layers(draw):
     n_kv_heads, d_head = draw(st.integers(1, 4)), draw(st.integers(2, 20))
-    gated = draw(st.booleans())
     placement, residual = draw(
         st.sampled_from(
             [
@@ -107,16 +147,7 @@ def layers(draw):
             scale=draw(st.none() | POSITIVE),
             dropout=draw(PROBABILITIES),
         ),
-        feedforward=FeedForwardConfig(
-            kind="glu" if gated else "mlp",
-            d_ff=draw(SIZES),
-            activation=draw(
-                st.sampled_from(["silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity"])
-            ),
-            bias=draw(st.booleans()),
-            fused=gated and draw(st.booleans()),
-            dropout=draw(PROBABILITIES),
-        ),
+        feedforward=draw(dense() | mixtures()),
         norm=draw(norms()),
         norm_placement=placement,
         residual=residual,
@@ -262,6 +293,12 @@ def set_layer(**values):
     return lambda e: e["layers"][0].update(values)
 
 
+def set_mixture(**values):
+    return set_layer(
+        feedforward={"kind": "moe", "n_experts": 6, "top_k": 2, "expert": {"d_ff": 8}} | values
+    )
+
+
 FIRST = r"layers\.0\."
 
 
@@ -276,6 +313,19 @@ FIRST = r"layers\.0\."
         (set_heads(d_model=8), r"unknown key 'd_model' \(it belongs at the top level\)"),
         (set_rule(facto=2.0), r"rotary\.scaling: unknown key 'facto' \(did you mean 'factor'\?\)"),
         (set_layer(repeats=2), r"layers\.0: unknown key 'repeats' \(did you mean 'repeat'\?\)"),
+        (
+            set_mixture(router={"skore": "sigmoid"}),
+            FIRST + r"feedforward\.router: unknown key 'skore' \(did you mean 'score'\?\)",
+        ),
+        (
+            set_mixture(expert={"d_ff": 8, "d_fff": 8}),
+            FIRST + r"feedforward\.expert: unknown key 'd_fff' \(did you mean 'd_ff'\?\)",
+        ),
+        (
+            set_layer(feedforward={"d_ff": 8, "top_k": 2}),
+            r"unknown key 'top_k' \(it belongs under a 'feedforward' of kind 'moe'\)",
+        ),
+        (set_mixture(d_ff=8), r"feedforward: unknown key 'd_ff' \(it belongs under 'feedforward'"),
         (lambda e: e.update(max_lenght=512), r"unknown key 'max_lenght' \(the nearest is '"),
     ],
 )
@@ -361,6 +411,15 @@ def test_a_whole_number_counts_where_a_fraction_is_allowed():
             lambda e: e["layers"][1]["feedforward"].update(fused=True),
             r"layers\.1\.feedforward: an mlp has no gate to fuse",
         ),
+        (
+            lambda e: e["layers"][1]["feedforward"].update(limit=7.0),
+            r"layers\.1\.feedforward: limit and up_offset are of a gated unit",
+        ),
+        (
+            set_layer(feedforward={"kind": "mow", "d_ff": 8}),
+            FIRST + r"feedforward\.kind 'mow' is not known; known are 'glu', 'mlp', 'moe'",
+        ),
+        (set_mixture(top_k=7), FIRST + "feedforward: top_k 7 of 6 n_experts"),
         (set_rule(kind="yrn"), r"scaling\.kind 'yrn' is not known; known are 'default', 'linear'"),
         (set_rule(factor=-1.0), r"rotary\.scaling: YaRN: factor is -1.0; it must be a positive"),
         (

@@ -203,6 +203,7 @@ def test_swiglu_of_one_and_two():
     )
     for fused in (False, True):
         config = {"kind": "glu", "activation": "silu", "fused": fused, "bias": False}
+        config |= {"limit": None, "up_offset": 0.0}
         weights = {"f.gate.weight": gate, "f.up.weight": up, "f.down.weight": np.eye(2)}
         if fused:
             weights["f.gate_up.weight"] = np.concatenate([gate, up])

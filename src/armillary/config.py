@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from armillary.errors import ConfigError
@@ -136,21 +144,106 @@ class FeedForwardConfig(_Strict):
     """A two-matrix MLP, or a gated unit: (act(x·W_g) ⊙ (x·W_u))·W_d (spec §6).
 
     The gated family by activation: identity is Bilinear, sigmoid GLU, relu ReGLU, gelu GEGLU,
-    silu SwiGLU. `fused` keeps gate and up in one matrix, the gate half first.
+    silu SwiGLU; quick_gelu is z·σ(1.702·z). `fused` keeps gate and up in one matrix, the gate half
+    first. `limit` bounds what a gated unit multiplies: act(min(gate, limit)), and up to ±limit;
+    `up_offset` is added to up after that (gpt-oss: 7 and 1, with quick_gelu).
     """
 
     kind: Literal["glu", "mlp"] = "glu"
     d_ff: Size
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity"] = "silu"
+    activation: Literal[
+        "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "sigmoid", "identity"
+    ] = "silu"
     bias: bool = False
     fused: bool = False
+    limit: Positive | None = None
+    up_offset: Finite = 0.0
     dropout: Probability = 0.0
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.kind == "mlp" and self.fused:
             raise ValueError("an mlp has no gate to fuse; set fused: false or kind: glu")
+        if self.kind == "mlp" and (self.limit is not None or self.up_offset):
+            raise ValueError("limit and up_offset are of a gated unit; leave them out of an mlp")
         return self
+
+
+class RouterConfig(_Strict):
+    """How a mixture of experts picks experts for a token, and what each counts.
+
+    Every expert gets a score, the softmax or the sigmoid of the router's logits. The experts of
+    the highest scores are taken; of equal ones that of the lower number. An expert counts by its
+    score, by its share of the chosen ones' when `normalise` is set, times `scale`.
+    `n_groups` above 1 lets a token choose from the `top_groups` groups (of neighbours) only whose
+    two best scores have the largest sums. `bias` is added to the logits; `selection_bias` to
+    the scores that are compared and not to those that count: it has no gradient, and training
+    moves it to keep the load even. Source: DeepSeek-AI 2024 (V3), §2.1.2.
+    """
+
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalise: bool = True
+    scale: Positive = 1.0
+    n_groups: Size = 1
+    top_groups: Size = 1
+    bias: bool = False
+    selection_bias: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.top_groups > self.n_groups:
+            raise ValueError(f"top_groups {self.top_groups} of {self.n_groups} n_groups")
+        return self
+
+
+class MixtureConfig(_Strict):
+    """A mixture of `n_experts` feed-forwards, of which a router picks `top_k` for each token.
+
+    `shared` is one more feed-forward that every token goes through; `shared_gate` multiplies what
+    it gives by the sigmoid of a projection of the token to one number (Qwen2-MoE).
+    """
+
+    kind: Literal["moe"] = "moe"
+    n_experts: Size
+    top_k: Size
+    expert: FeedForwardConfig
+    router: RouterConfig = RouterConfig()
+    shared: FeedForwardConfig | None = None
+    shared_gate: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        groups = self.router.n_groups
+        if self.top_k > self.n_experts:
+            raise ValueError(f"top_k {self.top_k} of {self.n_experts} n_experts")
+        if groups > 1 and (self.n_experts % groups or self.n_experts == groups):
+            raise ValueError(
+                f"n_experts {self.n_experts} do not make {groups} equal groups of 2 or more"
+            )
+        open_to_one = self.n_experts // groups * self.router.top_groups
+        if self.top_k > open_to_one:
+            raise ValueError(
+                f"top_k {self.top_k} is more than the {open_to_one} experts of "
+                f"{self.router.top_groups} top_groups"
+            )
+        if self.shared_gate and self.shared is None:
+            raise ValueError("shared_gate has no shared feed-forward to gate; set it to false")
+        return self
+
+
+def _feedforward_kind(given: object) -> object:
+    """The tag of a feed-forward: its kind, glu when it is not said."""
+    if isinstance(given, dict):
+        return given.get("kind", "glu")
+    return getattr(given, "kind", None)
+
+
+AnyFeedForward = Annotated[
+    Annotated[FeedForwardConfig, Tag("glu")]
+    | Annotated[FeedForwardConfig, Tag("mlp")]
+    | Annotated[MixtureConfig, Tag("moe")],
+    Discriminator(_feedforward_kind),
+]
 
 
 class LayerConfig(_Strict):
@@ -163,7 +256,7 @@ class LayerConfig(_Strict):
     """
 
     attention: AttentionConfig
-    feedforward: FeedForwardConfig
+    feedforward: AnyFeedForward
     norm: NormConfig = NormConfig()
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     residual: Literal["sequential", "parallel", "parallel_shared_norm"] = "sequential"
@@ -461,16 +554,24 @@ def one_line_errors(where: str) -> Iterator[None]:
 
 _UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}
 
-# The part that stands under each key.
+# Where one of several classes may stand; its tag follows in a location.
+_UNIONS = {"scaling", "feedforward"}
+# The part that stands under each key, or under each tag of a union.
 _PARTS: Mapping[str, type[BaseModel]] = {
     "layers": LayerConfig,
     "attention": AttentionConfig,
     "rotary": RotaryConfig,
     "feedforward": FeedForwardConfig,
+    "moe": MixtureConfig,
+    "expert": FeedForwardConfig,
+    "shared": FeedForwardConfig,
+    "router": RouterConfig,
     "norm": NormConfig,
     "qk_norm": NormConfig,
     "final_norm": NormConfig,
 }
+_OF_A_KIND = {"moe": "a 'feedforward' of kind 'moe'"}
+_DENSE = {"glu": "feedforward", "mlp": "feedforward"}
 _RULE_KEYS = {rule.kind: set(rule.__dataclass_fields__) for rule in AnyRopeScaling.__args__}
 Location = tuple[int | str, ...]
 
@@ -521,11 +622,11 @@ def _told(found: object) -> str:
 
 
 def _path(location: Location) -> str:
-    """layers.0.attention.n_heads; the rule's name, which pydantic adds below scaling, left out."""
+    """layers.0.attention.n_heads; the tag that pydantic adds below a union left out."""
     named = [
         str(part)
         for before, part in zip((None, *location), location, strict=False)
-        if before != "scaling"
+        if before not in _UNIONS
     ]
     return ".".join(named)
 
@@ -541,7 +642,7 @@ def _suggestion(location: Location, title: str) -> str:
         return "it belongs at the top level"
     for under, part in _PARTS.items():
         if key in part.model_fields:
-            return f"it belongs under {under!r}"
+            return f"it belongs under {_OF_A_KIND.get(under, repr(under))}"
     if any(key in keys for keys in _RULE_KEYS.values()):
         return "it belongs under 'scaling'"
     return f"the nearest is {difflib.get_close_matches(key, here, n=1, cutoff=0.0)[0]!r}"
@@ -554,5 +655,5 @@ def _keys_beside(location: Location, title: str) -> set[str]:
         return _RULE_KEYS[above[-1]]
     parts: dict[str, type[BaseModel]] = {"DecoderConfig": DecoderConfig}
     parts |= {part.__name__: part for part in _PARTS.values()}
-    part = _PARTS[above[-1]] if above else parts[title]
+    part = _PARTS[_DENSE.get(above[-1], above[-1])] if above else parts[title]
     return set(part.model_fields) | ({"repeat"} if part is LayerConfig else set())

@@ -15,14 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from armillary.config import DecoderConfig, LayerConfig
+from armillary.config import AnyFeedForward, DecoderConfig, LayerConfig, MixtureConfig
 from armillary.parts.attention import Attention, KeyValueStore
+from armillary.parts.experts import MixtureOfExperts
 from armillary.parts.feedforward import build_feedforward
 from armillary.parts.kv_cache import KVCache
 from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.norm import build_norm
 from armillary.parts.positions import LearnedPositions, SinusoidalPositions
 from armillary.parts.rotary import Rotation, rotation, varies_with_length
+
+_WRITES_TO_RESIDUAL = (
+    "attention.out.weight",
+    "feedforward.down.weight",
+    "feedforward.experts.down.weight",
+    "feedforward.shared.down.weight",
+)
 
 
 class SequencePart(Protocol):
@@ -57,7 +65,7 @@ class DecoderLayer(nn.Module):
         self.attention = Attention(d, config.attention)
         self.post_norm1 = norm(gives)
         self.norm2 = norm(reads and config.residual != "parallel_shared_norm")
-        self.feedforward = build_feedforward(d, config.feedforward)
+        self.feedforward = _build_feedforward(d, config.feedforward)
         self.post_norm2 = norm(gives)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -79,6 +87,12 @@ class DecoderLayer(nn.Module):
         }[self.residual]()
         out: Tensor = u + self.dropout(self.post_norm2(self.feedforward(read)))
         return out
+
+
+def _build_feedforward(d: int, config: AnyFeedForward) -> nn.Module:
+    if isinstance(config, MixtureConfig):
+        return MixtureOfExperts(d, config)
+    return build_feedforward(d, config)
 
 
 class Head(nn.Module):
@@ -158,7 +172,7 @@ class Decoder(nn.Module):
             module = self.get_submodule(name.rpartition(".")[0])
             into.fill_(1.0 - getattr(module, "offset", 0.0))
         else:
-            narrow = name.endswith(("attention.out.weight", "feedforward.down.weight"))
+            narrow = name.endswith(_WRITES_TO_RESIDUAL)
             scale = (2 * self.config.n_layers) ** -0.5 if narrow else 1.0
             into.normal_(0.0, std * scale, generator=generator)
 

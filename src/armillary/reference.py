@@ -7,7 +7,7 @@ is not being trained.
 Read it from the top: numbers and rules first, then one layer, then the whole decoder (`forward`).
 
     B rows, T new tokens, p cached ones, S = p + T slots, d model width, h query heads,
-    h_kv key/value heads, d_h head width, f feed-forward width, V vocabulary, L training window,
+    h_kv key/value heads, d_h head width, f feed-forward width, E experts, V vocabulary, L window,
     b rotary base, θ_i the radians that channel pair i turns at each position
 
 A configuration is the plain dict of `DecoderConfig.to_dict()`. Weights are a mapping of parameter
@@ -252,7 +252,7 @@ def within_window(may_read: Booleans, window: int | None) -> Booleans:
 
 
 def activate(z: Array, activation: str) -> Array:
-    """σ(z) = 1/(1 + e^(−z)); silu z·σ(z); gelu z·Φ(z), by erf or by tanh; relu; or nothing.
+    """σ(z) = 1/(1 + e^(−z)); silu z·σ(z); gelu z·Φ(z), by erf or by tanh; quick_gelu; relu; none.
 
     Source: Hendrycks and Gimpel 2016 (both forms of GELU).
     """
@@ -263,8 +263,8 @@ def activate(z: Array, activation: str) -> Array:
             return np.maximum(z, 0.0)
         case "sigmoid":
             return _sigmoid(z)
-        case "silu":
-            return z * _sigmoid(z)
+        case "silu" | "quick_gelu":
+            return z * _sigmoid(z if activation == "silu" else 1.702 * z)
         case "gelu":
             return z * 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
         case "gelu_tanh":
@@ -281,8 +281,11 @@ def _sigmoid(z: Array) -> Array:
 def feed_forward(config: Config, weights: Weights, name: str, x: Array) -> Array:
     """glu: (act(x W_g) ⊙ (x W_u)) W_d; mlp: act(x W_u) W_d. x (B, T, d) → (B, T, d).
 
-    A fused weight is W_g over W_u, the gate half first. Source: Shazeer 2020.
+    A fused weight is W_g over W_u, the gate half first. A limit L bounds the gate from above and
+    x W_u to ±L; up_offset is added to the latter. Source: Shazeer 2020. moe: see below.
     """
+    if config["kind"] == "moe":
+        return mixture_of_experts(config, weights, name, x)
 
     def project(which: str, x: Array) -> Array:
         return linear(weights, f"{name}.{which}", x, config["bias"])
@@ -294,8 +297,61 @@ def feed_forward(config: Config, weights: Weights, name: str, x: Array) -> Array
             gate, up = np.split(project("gate_up", x), 2, axis=-1)
         else:
             gate, up = project("gate", x), project("up", x)
-        inner = activate(gate, config["activation"]) * up
+        if config["limit"] is not None:
+            gate = np.minimum(gate, config["limit"])
+            up = np.clip(up, -config["limit"], config["limit"])
+        inner = activate(gate, config["activation"]) * (up + config["up_offset"])
     return project("down", inner)
+
+
+def mixture_of_experts(config: Config, weights: Weights, name: str, x: Array) -> Array:
+    """Σ_e w_e · expert_e(x) over the chosen experts, plus the shared network: (B, T, d) the same.
+
+    An expert's weights are those of its number in the stacks under `name.experts`. What the shared
+    one gives is multiplied by σ(W x) where it has a gate.
+    """
+    y = np.zeros_like(x)
+    for place in np.ndindex(x.shape[:-1]):
+        counts = route(config, weights, f"{name}.router", x[place])
+        for e in np.flatnonzero(counts):
+            own = {key: parameter(weights, key)[e] for key in weights if f"{name}.experts." in key}
+            y[place] += counts[e] * feed_forward(config["expert"], own, f"{name}.experts", x[place])
+    if config["shared"] is not None:
+        shared = feed_forward(config["shared"], weights, f"{name}.shared", x)
+        if config["shared_gate"]:
+            shared = _sigmoid(linear(weights, f"{name}.shared_gate", x, bias=False)) * shared
+        y = y + shared
+    return y
+
+
+def route(config: Config, weights: Weights, name: str, x: Array) -> Array:
+    """What each expert counts for one token, 0 for those not chosen: (d,) → (E,).
+
+    s = softmax(W x + b) or σ(W x + b). The top_k experts of the largest s + selection_bias are
+    chosen, of equal ones the first, among those of the top_groups groups whose two largest have
+    the largest sums. A chosen one counts scale · s_e, or scale · s_e / Σ_chosen s when normalised.
+    Source: DeepSeek-AI 2024 (V3), §2.1.2.
+    """
+    router, E = config["router"], config["n_experts"]
+    logits = linear(weights, name, x, router["bias"])
+    s = masked_softmax(logits, np.ones(E, dtype=bool))
+    if router["score"] == "sigmoid":
+        s = _sigmoid(logits)
+    compared = s
+    if router["selection_bias"]:
+        compared = s + parameter(weights, f"{name}.selection_bias")
+    open_to = np.ones(E, dtype=bool)
+    if router["n_groups"] > 1:
+        groups = compared.reshape(router["n_groups"], -1)
+        best = np.argsort(-np.sort(groups)[:, -2:].sum(axis=1), kind="stable")
+        open_to = np.repeat(
+            np.isin(np.arange(len(best)), best[: router["top_groups"]]), E // len(best)
+        )
+    chosen = np.argsort(np.where(open_to, -compared, np.inf), kind="stable")[: config["top_k"]]
+    total = s[chosen].sum() if router["normalise"] else 1.0
+    counts = np.zeros(E)
+    counts[chosen] = router["scale"] * s[chosen] / total
+    return counts
 
 
 # --- Reading weights by name ---------------------------------------------------------------------

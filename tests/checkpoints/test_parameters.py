@@ -7,7 +7,8 @@ from armillary.checkpoints.parameters import assign, names_in_file, parameter_sh
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.decoder import Decoder
 from armillary.errors import CheckpointError
-from support.models import VARIANTS, config
+from support.models import TORCH_VARIANTS as VARIANTS
+from support.models import config
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -15,6 +15,7 @@ from armillary.config import (
 )
 from armillary.decoder import Decoder
 from armillary.diagnosis.size import (
+    active_parameters,
     attention_flops,
     cache_bytes,
     cache_bytes_per_token,
@@ -29,11 +30,11 @@ from armillary.diagnosis.size import (
 )
 from armillary.errors import UserError
 from armillary.parts.kv_cache import KVCache
-from support.models import VARIANTS, config, layer
+from support.models import TORCH_VARIANTS, config, layer, mixture
 from support.tensor_memory import TensorMemory
 
 # Every part switched, alone, and some that go together.
-SWITCHED = VARIANTS | {
+SWITCHED = TORCH_VARIANTS | {
     "layer norm without bias": config(layer(norm=NormConfig(kind="layer"))),
     "parallel post norm": config(layer(residual="parallel", norm_placement="post")),
     "fused without bias": config(layer(feedforward={"fused": True})),
@@ -321,3 +322,15 @@ def test_prefill_bytes_are_what_its_tensors_take(name):
     assert prefill_bytes(model, "float32", 700, 128) == pytest.approx(
         memory.peak - cache.nbytes, rel=1 / 4
     )
+
+
+def test_of_experts_a_token_has_to_do_with_those_it_picks():
+    """6 experts of 3 · 40 · 14 weights, 2 picked; another shared one of 3 · 40 · 18."""
+    each, shared = 3 * 40 * 14, 3 * 40 * 18
+    dense = config(layer(feedforward={"d_ff": 14}))
+    mixed = config(layer(feedforward=mixture(shared={"d_ff": 18})))
+    router = 6 * 40
+    assert parameter_count(mixed) - parameter_count(dense) == 5 * each + shared + router
+    assert active_parameters(mixed) - active_parameters(dense) == each + shared + router
+    assert active_parameters(dense) == parameter_count(dense)
+    assert multiplied_parameters(mixed) - multiplied_parameters(dense) == each + shared + router

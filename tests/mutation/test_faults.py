@@ -14,8 +14,9 @@ import torch
 from armillary import rope_scaling
 from armillary.config import AttentionConfig
 from armillary.decoder import Decoder, DecoderLayer, Head
-from armillary.parts import attention, layer_store, mask, rotary
+from armillary.parts import attention, feedforward, layer_store, mask, rotary
 from armillary.parts.attention import Attention
+from armillary.parts.experts import MixtureOfExperts, Router
 from armillary.parts.feedforward import GLU
 from armillary.parts.kv_cache import KVCache
 from armillary.parts.layer_store import LayerStore
@@ -33,7 +34,8 @@ from support.checks import (
     padded,
     specification_gap,
 )
-from support.models import ORIGINAL_WINDOW, VARIANTS, build, config, layer, tokens
+from support.models import ORIGINAL_WINDOW, build, config, layer, tokens
+from support.models import TORCH_VARIANTS as VARIANTS
 from support.mutate import mutate
 
 MARGIN = 100
@@ -259,18 +261,61 @@ FAULTS: dict[str, Fault] = {
     ),
     "gate and up are swapped": Fault(
         GLU.forward,
-        "self.activation(gate) * up",
-        "self.activation(up) * gate",
+        "gated(gate, up, self.config)",
+        "gated(up, gate, self.config)",
         specification("plain"),
     ),
     "the up half comes first": Fault(
         GLU.forward, ".chunk(2, dim=-1)", ".chunk(2, dim=-1)[::-1]", specification("fused glu")
     ),
     "silu is gelu": Fault(
-        GLU.__init__,
+        feedforward.gated,
         "ACTIVATIONS[config.activation]",
         'ACTIVATIONS["gelu"]',
         specification("plain"),
+    ),
+    "up is bounded from above alone": Fault(
+        feedforward.gated,
+        "up.clamp(-config.limit, config.limit)",
+        "up.clamp(max=config.limit)",
+        specification("experts, clipped, biases"),
+    ),
+    # Experts
+    "experts' weights are no shares": Fault(
+        Router.forward, "if config.normalise:", "if False:", specification("experts")
+    ),
+    "the routed scale is dropped": Fault(
+        Router.forward,
+        "weights * config.scale",
+        "weights",
+        specification("experts, sigmoid in groups"),
+    ),
+    "a selection bias counts": Fault(
+        Router.forward,
+        "weights = scores.gather(-1, chosen)",
+        "weights = (scores + self.selection_bias).gather(-1, chosen)",
+        specification("experts, sigmoid in groups"),
+    ),
+    "a selection bias does not choose": Fault(
+        Router._choose,
+        "self.selection_bias is not None",
+        "False",
+        specification("experts, sigmoid in groups"),
+    ),
+    "groups go by their best alone": Fault(
+        Router._choose,
+        ".topk(2, dim=-1)",
+        ".topk(1, dim=-1)",
+        specification("experts, sigmoid in groups"),
+    ),
+    "results stay sorted by expert": Fault(
+        MixtureOfExperts._routed, "sorted_out[place]", "sorted_out[order]", specification("experts")
+    ),
+    "the shared expert's gate is left open": Fault(
+        MixtureOfExperts.forward,
+        "torch.sigmoid(self.shared_gate(rows)) * shared",
+        "shared",
+        specification("experts, shared one gated"),
     ),
     # The decoder
     "a post norm takes the residual path too": Fault(

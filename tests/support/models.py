@@ -1,5 +1,7 @@
 """Small decoders of unequal sizes, with every part switched once, for tests that compare."""
 
+import json
+
 import numpy as np
 import torch
 
@@ -8,6 +10,7 @@ from armillary.config import (
     DecoderConfig,
     FeedForwardConfig,
     LayerConfig,
+    MixtureConfig,
     NormConfig,
     RotaryConfig,
 )
@@ -50,10 +53,15 @@ def layer(
 ) -> LayerConfig:
     """A layer with 6 query heads on 2 key/value heads of width 10, d_ff 24; entries replace."""
     turn = RotaryConfig(**({"d_rotary": 10, "base": 100.0} | (rotary or {})))  # type: ignore[arg-type]
+    wide = {"d_ff": 24} | (feedforward or {})
     heads = {"n_heads": 6, "n_kv_heads": 2, "d_head": 10, "rotary": turn} | (attention or {})
     return LayerConfig(
         attention=AttentionConfig(**heads),  # type: ignore[arg-type]
-        feedforward=FeedForwardConfig(**({"d_ff": 24} | (feedforward or {}))),  # type: ignore[arg-type]
+        feedforward=(
+            MixtureConfig.model_validate_json(json.dumps(feedforward))
+            if wide.get("kind") == "moe"
+            else FeedForwardConfig(**wide)  # type: ignore[arg-type]
+        ),
         **entries,  # type: ignore[arg-type]
     )
 
@@ -119,6 +127,39 @@ def _variants() -> dict[str, DecoderConfig]:
 
 
 VARIANTS = _variants()
+
+
+def mixture(**entries: object) -> dict[str, object]:
+    """The entries of 6 experts of width 14, of which 2 are picked; `entries` replace."""
+    return {"kind": "moe", "n_experts": 6, "top_k": 2, "expert": {"d_ff": 14}} | entries
+
+
+def _mixtures() -> dict[str, DecoderConfig]:
+    grouped = {"score": "sigmoid", "n_groups": 3, "top_groups": 2, "selection_bias": True}
+    clipped = {"d_ff": 14, "activation": "quick_gelu", "limit": 1.5, "up_offset": 1.0, "bias": True}
+    mixtures = {
+        "experts": mixture(),
+        "experts, scores as they are": mixture(router={"normalise": False}),
+        "experts, sigmoid in groups": mixture(
+            router=grouped | {"scale": 2.5}, shared={"d_ff": 18}, top_k=3
+        ),
+        "experts, shared one gated": mixture(shared={"d_ff": 18}, shared_gate=True),
+        "experts, clipped, biases": mixture(
+            n_experts=5, top_k=3, expert=clipped, router={"bias": True}
+        ),
+        "experts, fused": mixture(expert={"d_ff": 14, "fused": True, "bias": True}),
+        "experts, mlp": mixture(expert={"kind": "mlp", "d_ff": 14, "activation": "relu"}),
+    }
+    variants = {name: _both(feedforward=entries) for name, entries in mixtures.items()}
+    variants["experts in the second layer"] = config(layer(), layer(feedforward=mixture()))
+    variants["clipped glu"] = _both(feedforward={"limit": 0.5, "up_offset": 1.0})
+    variants["quick gelu"] = _both(feedforward={"activation": "quick_gelu"})
+    return variants
+
+
+# What the decoder has and the engine's kernels have not.
+MIXTURES = _mixtures()
+TORCH_VARIANTS = VARIANTS | MIXTURES
 
 
 def build(

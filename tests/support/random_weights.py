@@ -59,14 +59,32 @@ def _layer_shapes(layer: Mapping[str, Any], d: int) -> Iterator[tuple[str, tuple
         yield from _norm_shapes("attention.q_norm", attention["qk_norm"], d_h)
         yield from _norm_shapes("attention.k_norm", attention["qk_norm"], d_h)
 
+    if feedforward["kind"] != "moe":
+        yield from _dense_shapes("feedforward", feedforward, d)
+        return
+    E, router = feedforward["n_experts"], feedforward["router"]
+    yield from _linear_shapes("feedforward.router", E, d, router["bias"])
+    if router["selection_bias"]:
+        yield "feedforward.router.selection_bias", (E,)
+    for name, shape in _dense_shapes("feedforward.experts", feedforward["expert"], d):
+        yield name, (E, *shape)
+    if feedforward["shared"] is not None:
+        yield from _dense_shapes("feedforward.shared", feedforward["shared"], d)
+    if feedforward["shared_gate"]:
+        yield "feedforward.shared_gate.weight", (1, d)
+
+
+def _dense_shapes(
+    name: str, feedforward: Mapping[str, Any], d: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     f, bias = feedforward["d_ff"], feedforward["bias"]
     if feedforward["fused"]:
-        yield from _linear_shapes("feedforward.gate_up", 2 * f, d, bias)
+        yield from _linear_shapes(f"{name}.gate_up", 2 * f, d, bias)
     else:
         if feedforward["kind"] == "glu":
-            yield from _linear_shapes("feedforward.gate", f, d, bias)
-        yield from _linear_shapes("feedforward.up", f, d, bias)
-    yield from _linear_shapes("feedforward.down", d, f, bias)
+            yield from _linear_shapes(f"{name}.gate", f, d, bias)
+        yield from _linear_shapes(f"{name}.up", f, d, bias)
+    yield from _linear_shapes(f"{name}.down", d, f, bias)
 
 
 def _linear_shapes(

@@ -72,7 +72,7 @@ def train(
     if on_meta:
         options["weights"] = decoder.state_dict().__getitem__
         decoder = deepcopy(decoder).to("meta")
-    objective = Objective(decoder.train(), z_loss=0.01, chunk=5)
+    objective = Objective(decoder.train(), z_loss=0.01, chunk=5, balance_rate=0.01)
     names = [name for name, _ in objective.decoder.named_parameters()]
     with nullcontext(Ranks.single()) if sizes.world == 1 else start_ranks(sizes) as ranks:
         parallelise(objective, ranks, **options)
@@ -94,10 +94,13 @@ def train(
             record.losses.append(ranks.sum_of_parts([nats])[0])
             parameters = dict(objective.decoder.named_parameters())
             assert list(parameters) == names
-            record.gradients.append({name: whole(p.grad) for name, p in parameters.items()})
+            trained = {name: p for name, p in parameters.items() if p.requires_grad}
+            record.gradients.append({name: whole(p.grad) for name, p in trained.items()})
             record.norms.append(clip_gradients(parameters.values(), MAX_NORM).norm)
             made.step()
             made.zero_grad()
+            if objective.balance is not None:
+                objective.balance.move_biases(ranks.sum_of_parts)
         with torch.no_grad(), torch.autocast("cpu", compute, enabled=compute is not None):
             record.logits = objective.eval()(batch(0)["tokens"]).flatten().tolist()
         record.weights = {name: whole(p) for name, p in objective.decoder.named_parameters()}

@@ -9,8 +9,10 @@ from armillary.config import (
     DecoderConfig,
     FeedForwardConfig,
     LayerConfig,
+    MixtureConfig,
     NormConfig,
     RotaryConfig,
+    RouterConfig,
 )
 from armillary.training.activations import Adapted, Kept, Pass, layer_kept, outside_kept
 from armillary.training.lora import LoraConfig, add_lora
@@ -22,15 +24,25 @@ D = 40
 
 def decoder_of(attention=None, feedforward=None, layer=None, **outside) -> DecoderConfig:
     sizes = {"n_heads": 6, "n_kv_heads": 2, "d_head": 10, "rotary": RotaryConfig(d_rotary=6)}
+    if not isinstance(feedforward, MixtureConfig):
+        feedforward = FeedForwardConfig(**{"d_ff": 24, **(feedforward or {})})
     one = LayerConfig(
         attention=AttentionConfig(**{**sizes, **(attention or {})}),
-        feedforward=FeedForwardConfig(**{"d_ff": 24, **(feedforward or {})}),
+        feedforward=feedforward,
         **(layer or {}),
     )
     return DecoderConfig(vocab_size=61, d_model=D, max_positions=2048, layers=(one, one), **outside)
 
 
+def mixture(**entries) -> MixtureConfig:
+    given = {"n_experts": 6, "top_k": 2, "expert": FeedForwardConfig(d_ff=14)} | entries
+    return MixtureConfig(**given)
+
+
 LAYER_NORM = NormConfig(kind="layer", bias=True)
+SHARED = FeedForwardConfig(d_ff=18)
+SIGMOID = RouterConfig(score="sigmoid", normalise=False, selection_bias=True)
+BOUNDED = FeedForwardConfig(d_ff=14, activation="quick_gelu", limit=7.0, up_offset=1.0, bias=True)
 VARIANTS = {
     "plain": decoder_of(),
     "biases": decoder_of({"qkv_bias": True, "out_bias": True}, {"bias": True}),
@@ -56,6 +68,16 @@ VARIANTS = {
     "shared norm": decoder_of(layer={"residual": "parallel_shared_norm"}),
     "layer norm": decoder_of(layer={"norm": LAYER_NORM}, final_norm=LAYER_NORM),
     "no final norm": decoder_of(final_norm=None),
+    "quick gelu": decoder_of(feedforward={"activation": "quick_gelu"}),
+    "bounded": decoder_of(feedforward={"limit": 7.0, "up_offset": 1.0}),
+    "experts": decoder_of(feedforward=mixture()),
+    "experts, shared": decoder_of(
+        feedforward=mixture(shared=SHARED, shared_gate=True, router=SIGMOID)
+    ),
+    "experts, bounded": decoder_of(feedforward=mixture(expert=BOUNDED)),
+    "experts, shared norm": decoder_of(
+        feedforward=mixture(shared=SHARED), layer={"residual": "parallel_shared_norm"}
+    ),
 }
 
 
@@ -63,7 +85,9 @@ def measured(decoder: Decoder, length: int, documents: bool, precision: str) -> 
     """Bytes that autograd saves in a forward pass, besides weights and their narrow copies."""
     weights = list(decoder.parameters())
     theirs = {weight.untyped_storage().data_ptr() for weight in weights}
-    shapes = {tuple(shape) for w in weights for shape in (w.shape, w.shape[::-1])}
+    # Of a stack of experts each is copied by itself.
+    matrices = [w.shape[-2:] if w.dim() == 3 else w.shape for w in weights]
+    shapes = {tuple(shape) for matrix in matrices for shape in (matrix, matrix[::-1])}
     tokens = torch.arange(ROWS * length).reshape(ROWS, length) % 61
     numbers = (torch.arange(length) // 7).expand(ROWS, length).contiguous()
     kept: dict[int, torch.UntypedStorage] = {}

@@ -6,7 +6,14 @@ Every tensor of the file is assigned once and every parameter filled, or it is a
 from collections.abc import Iterator, Mapping, Sequence
 
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
-from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, NormConfig
+from armillary.config import (
+    AnyFeedForward,
+    AttentionConfig,
+    DecoderConfig,
+    FeedForwardConfig,
+    MixtureConfig,
+    NormConfig,
+)
 from armillary.errors import CheckpointError
 from armillary.strict_dict import nearest
 
@@ -51,14 +58,34 @@ def _attention(config: AttentionConfig, d: int) -> Iterator[tuple[str, Shape]]:
         yield from _norm("attention.k_norm", config.d_head, config.qk_norm)
 
 
-def _feedforward(config: FeedForwardConfig, d: int) -> Iterator[tuple[str, Shape]]:
+def _feedforward(config: AnyFeedForward, d: int) -> Iterator[tuple[str, Shape]]:
+    if isinstance(config, MixtureConfig):
+        yield from _mixture(config, d)
+    else:
+        yield from _dense("feedforward", config, d)
+
+
+def _mixture(config: MixtureConfig, d: int) -> Iterator[tuple[str, Shape]]:
+    count, router = config.n_experts, config.router
+    yield from _linear("feedforward.router", count, d, router.bias)
+    if router.selection_bias:
+        yield "feedforward.router.selection_bias", (count,)
+    for name, shape in _dense("feedforward.experts", config.expert, d):
+        yield name, (count, *shape)
+    if config.shared is not None:
+        yield from _dense("feedforward.shared", config.shared, d)
+    if config.shared_gate:
+        yield from _linear("feedforward.shared_gate", 1, d, bias=False)
+
+
+def _dense(name: str, config: FeedForwardConfig, d: int) -> Iterator[tuple[str, Shape]]:
     if config.fused:
-        yield from _linear("feedforward.gate_up", 2 * config.d_ff, d, config.bias)
+        yield from _linear(f"{name}.gate_up", 2 * config.d_ff, d, config.bias)
     else:
         if config.kind == "glu":
-            yield from _linear("feedforward.gate", config.d_ff, d, config.bias)
-        yield from _linear("feedforward.up", config.d_ff, d, config.bias)
-    yield from _linear("feedforward.down", d, config.d_ff, config.bias)
+            yield from _linear(f"{name}.gate", config.d_ff, d, config.bias)
+        yield from _linear(f"{name}.up", config.d_ff, d, config.bias)
+    yield from _linear(f"{name}.down", d, config.d_ff, config.bias)
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:

@@ -201,6 +201,8 @@ class Status:
             parts.append(f"validation {loss_text(self.validation.loss)}")
         if self.step is None:
             return parts
+        if self.step.balance is not None:
+            parts.append(f"balance {self.step.balance:.2f}")
         if self.step.skipped_so_far:
             parts.append(f"{self.step.skipped_so_far:,} skipped")
         if self.step.tokens_per_second > 0:

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from armillary.config import (
+    AnyFeedForward,
     AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
     LayerConfig,
+    MixtureConfig,
     NormConfig,
 )
 from armillary.errors import UserError
@@ -28,6 +30,7 @@ _ACTIVATIONS = {
     "silu": "SiLU",
     "gelu": "GELU",
     "gelu_tanh": "GELU (tanh)",
+    "quick_gelu": "quick GELU",
     "relu": "ReLU",
     "sigmoid": "sigmoid",
     "identity": "no activation",
@@ -38,12 +41,14 @@ _ACTIVATIONS = {
 class Weight:
     """A parameter by name, with its shape as it is stored: a matrix is (out, in), as in torch.
 
-    `is_table` marks rows that are looked up; every other matrix is multiplied with.
+    `is_table` marks rows that are looked up; every other matrix is multiplied with. A stack of
+    matrices, one for each expert, says how many of them a token uses (`used`).
     """
 
     name: str
     shape: Shape
     is_table: bool = False
+    used: int | None = None
 
     @property
     def count(self) -> int:
@@ -52,13 +57,20 @@ class Weight:
 
     @property
     def is_multiplied(self) -> bool:
-        """Whether each token costs a product with it."""
-        return len(self.shape) == 2 and not self.is_table
+        """Whether each token costs a product with it, or with some of a stack."""
+        return len(self.shape) - (self.used is not None) == 2 and not self.is_table
+
+    @property
+    def active(self) -> int:
+        """Numbers in it that one token has to do with."""
+        return self.count if self.used is None else self.count // self.shape[0] * self.used
 
     @property
     def written_shape(self) -> Shape:
         """As the specification writes it, x·W: a matrix that is multiplied with is (in, out)."""
-        return self.shape[::-1] if self.is_multiplied else self.shape
+        if not self.is_multiplied:
+            return self.shape
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2])
 
 
 @dataclass(frozen=True)
@@ -170,15 +182,26 @@ def parameter_count(config: DecoderConfig) -> int:
     return in_layers + sum(step.parameters for step in outer_steps(config, 1, 1))
 
 
+def active_parameters(config: DecoderConfig) -> int:
+    """Parameters that one token has to do with: all but those of experts that it does not pick."""
+    idle = sum(
+        len(group.indices) * (weight.count - weight.active)
+        for group in layer_groups(config, 1, 1)
+        for step in group.steps
+        for weight in step.weights
+    )
+    return parameter_count(config) - idle
+
+
 def multiplied_parameters(config: DecoderConfig) -> int:
-    """Entries of all matrices that each token is multiplied with.
+    """Entries of all matrices that each token is multiplied with; of experts, of those it picks.
 
     The head always counts, also where it is tied; looking a row up in a table costs no product.
     """
     total = config.vocab_size * config.d_model
     for group in layer_groups(config, 1, 1):
         weights = [weight for step in group.steps for weight in step.weights]
-        total += len(group.indices) * sum(w.count for w in weights if w.is_multiplied)
+        total += len(group.indices) * sum(w.active for w in weights if w.is_multiplied)
     return total
 
 
@@ -256,9 +279,18 @@ def prefill_bytes(config: DecoderConfig, dtype: str, length: int, chunk: int = 5
         heads, wide = layer.attention, layer.feedforward
         width = 2 * config.d_model + 2 * (heads.n_heads + 2 * heads.n_kv_heads) * heads.d_head
         masked = tokens * width * size + _mask_bytes(heads, tokens, length, size)
-        products = 5 * config.d_model + (4 if wide.kind == "glu" else 2) * wide.d_ff
+        products = 5 * config.d_model + _wide_numbers(config.d_model, wide)
         widest = max(widest, masked, tokens * products * size)
     return widest + config.vocab_size * size
+
+
+def _wide_numbers(d: int, feedforward: AnyFeedForward) -> int:
+    """Numbers that a feed-forward holds for a token at once, besides what it reads and gives."""
+    if isinstance(feedforward, MixtureConfig):
+        # The token's copies, sorted and back again, and what each expert makes of them.
+        each = 3 * d + _wide_numbers(d, feedforward.expert)
+        return 2 * feedforward.n_experts + feedforward.top_k * each
+    return (4 if feedforward.kind == "glu" else 2) * feedforward.d_ff
 
 
 def _mask_bytes(attention: AttentionConfig, tokens: int, length: int, size: int) -> int:
@@ -351,24 +383,60 @@ def _attention_steps(d: int, attention: AttentionConfig, batch: int, length: int
 
 
 def _feedforward_steps(
-    d: int, feedforward: FeedForwardConfig, batch: int, length: int
+    d: int, feedforward: AnyFeedForward, batch: int, length: int
+) -> Iterator[Step]:
+    if isinstance(feedforward, MixtureConfig):
+        yield from _mixture_steps(d, feedforward, batch, length)
+    else:
+        yield from _dense_steps(d, "feedforward", feedforward, batch, length)
+
+
+def _mixture_steps(d: int, mixture: MixtureConfig, batch: int, length: int) -> Iterator[Step]:
+    count, k, router = mixture.n_experts, mixture.top_k, mixture.router
+    weights = _linear("feedforward.router", count, d, router.bias)
+    if router.selection_bias:
+        weights += (Weight("feedforward.router.selection_bias", (count,)),)
+    groups = "" if router.n_groups == 1 else f", {router.top_groups} of {router.n_groups} groups"
+    yield Step(
+        f"router, {router.score}{groups}, {k} of {count} experts",
+        weights,
+        (Output((batch, length, count), "scores"), Output((batch, length, k), "chosen")),
+    )
+    for step in _dense_steps(d, "feedforward.experts", mixture.expert, batch, length):
+        stacks = tuple(Weight(w.name, (count, *w.shape), used=k) for w in step.weights)
+        outputs = tuple(Output((*o.shape[:2], k, *o.shape[2:]), o.name) for o in step.outputs)
+        yield Step(f"chosen experts: {step.name}", stacks, outputs)
+    hidden = (Output((batch, length, d)),)
+    yield Step("weighted sum", (), hidden)
+    if mixture.shared is not None:
+        for step in _dense_steps(d, "feedforward.shared", mixture.shared, batch, length):
+            yield Step(f"shared expert: {step.name}", step.weights, step.outputs)
+        gate = _linear("feedforward.shared_gate", 1, d, False) if mixture.shared_gate else ()
+        yield Step(
+            "add the shared expert, gated" if gate else "add the shared expert", gate, hidden
+        )
+
+
+def _dense_steps(
+    d: int, name: str, feedforward: FeedForwardConfig, batch: int, length: int
 ) -> Iterator[Step]:
     f, bias = feedforward.d_ff, feedforward.bias
     wide = Output((batch, length, f))
-    up = _linear("feedforward.up", f, d, bias)
+    up = _linear(f"{name}.up", f, d, bias)
     if feedforward.kind == "mlp":
         yield Step("up", up, (wide,))
     elif feedforward.fused:
-        gate_up = _linear("feedforward.gate_up", 2 * f, d, bias)
+        gate_up = _linear(f"{name}.gate_up", 2 * f, d, bias)
         yield Step("gate and up in one", gate_up, (Output((batch, length, 2 * f)),))
     else:
-        gate = _linear("feedforward.gate", f, d, bias)
+        gate = _linear(f"{name}.gate", f, d, bias)
         both = tuple(weight for kind in zip(gate, up, strict=True) for weight in kind)
         yield Step("gate and up", both, (wide, wide))
-    product = ", product" if feedforward.kind == "glu" else ""
+    bounded = "" if feedforward.limit is None else f", bounded by {feedforward.limit:g}"
+    product = f"{bounded}, product" if feedforward.kind == "glu" else ""
     yield Step(
         f"{_ACTIVATIONS[feedforward.activation]}{product}{_dropout(feedforward.dropout)}, down",
-        _linear("feedforward.down", d, f, bias),
+        _linear(f"{name}.down", d, f, bias),
         (Output((batch, length, d)),),
     )
 

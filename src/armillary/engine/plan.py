@@ -181,6 +181,7 @@ class Plan:
         if layer.residual == "sequential":
             self._back(name + "attention.out", heads, layer, name + "post_norm1" if gives else None)
             second = self._norm(name + "norm2", layer.norm, x, d, "norm2") if reads else x
+        assert isinstance(layer.feedforward, FeedForwardConfig)
         middle = self._feedforward(name + "feedforward.", layer.feedforward, second)
         if layer.residual != "sequential":
             # Both sub-layers have read the layer's input by now.

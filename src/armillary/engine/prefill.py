@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.config import AttentionConfig, DecoderConfig
+from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig
 from armillary.engine.kv_layout import Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.machine import host
@@ -171,4 +171,5 @@ def _widest(config: DecoderConfig) -> int:
     """The longest row of weights."""
     layers = config.layers
     heads = max(layer.attention.n_heads * layer.attention.d_head for layer in layers)
-    return max(config.d_model, heads, *(layer.feedforward.d_ff for layer in layers))
+    wide = [layer.feedforward for layer in layers]
+    return max(config.d_model, heads, *(w.d_ff for w in wide if isinstance(w, FeedForwardConfig)))

@@ -4,8 +4,16 @@ What can be used by itself is here by name: the parts, the rules that scale rota
 the configurations that parts are built from.
 """
 
-from armillary.config import AttentionConfig, FeedForwardConfig, NormConfig, RotaryConfig
+from armillary.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    MixtureConfig,
+    NormConfig,
+    RotaryConfig,
+    RouterConfig,
+)
 from armillary.parts.attention import Attention, KeyValueStore, attend
+from armillary.parts.experts import Experts, MixtureOfExperts, Router, Routing, StackedLinear
 from armillary.parts.feedforward import GLU, MLP, build_feedforward
 from armillary.parts.kv_cache import KVCache
 from armillary.parts.layer_store import CacheError, LayerStore
@@ -31,6 +39,7 @@ __all__ = [
     "AttentionConfig",
     "CacheError",
     "DynamicNTK",
+    "Experts",
     "FeedForwardConfig",
     "KVCache",
     "KeyValueStore",
@@ -39,12 +48,18 @@ __all__ = [
     "LearnedPositions",
     "Llama3",
     "LongRoPE",
+    "MixtureConfig",
+    "MixtureOfExperts",
     "NormConfig",
     "PositionInterpolation",
     "RMSNorm",
     "RotaryConfig",
     "Rotation",
+    "Router",
+    "RouterConfig",
+    "Routing",
     "SinusoidalPositions",
+    "StackedLinear",
     "Unscaled",
     "Visibility",
     "YaRN",

@@ -16,6 +16,10 @@ def _gelu_tanh(z: Tensor) -> Tensor:
     return F.gelu(z, approximate="tanh")
 
 
+def _quick_gelu(z: Tensor) -> Tensor:
+    return z * torch.sigmoid(1.702 * z)
+
+
 def _identity(z: Tensor) -> Tensor:
     return z
 
@@ -24,10 +28,24 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
     "identity": _identity,
 }
+
+
+def gated(gate: Tensor, up: Tensor, config: FeedForwardConfig) -> Tensor:
+    """What a gated unit's down projection reads: act(gate) ⊙ up, bounded where it is configured.
+
+    Shapes: gate, up (..., f) → (..., f). Source: Shazeer 2020, §2; the bounds and the offset:
+    OpenAI 2025 (gpt-oss), `torch/model.py`.
+    """
+    if config.limit is not None:
+        gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
+    if config.up_offset:
+        up = up + config.up_offset
+    return ACTIVATIONS[config.activation](gate) * up
 
 
 class MLP(nn.Module):
@@ -64,14 +82,14 @@ class GLU(nn.Module):
             self.gate = nn.Linear(d, config.d_ff, bias=config.bias)
             self.up = nn.Linear(d, config.d_ff, bias=config.bias)
         self.down = nn.Linear(config.d_ff, d, bias=config.bias)
-        self.fused = config.fused
-        self.activation = ACTIVATIONS[config.activation]
+        self.config = config
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d) → (..., d)."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1) if self.fused else (self.gate(x), self.up(x))
-        out: Tensor = self.down(self.dropout(self.activation(gate) * up))
+        fused = self.config.fused
+        gate, up = self.gate_up(x).chunk(2, dim=-1) if fused else (self.gate(x), self.up(x))
+        out: Tensor = self.down(self.dropout(gated(gate, up, self.config)))
         return out
 
 

@@ -7,12 +7,15 @@ Symbols: B rows, T tokens of a row on this process, d = d_model, h, h_kv, d_h, f
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from armillary.config import (
+    AnyFeedForward,
     AttentionConfig,
     DecoderConfig,
+    FeedForwardConfig,
     LayerConfig,
+    MixtureConfig,
     NormConfig,
 )
 from armillary.parts.attention import QUERY_BLOCK
@@ -21,7 +24,7 @@ Kept = Counter[str]
 """Bytes by what they are."""
 
 _WIDE = 4  # bytes of float32: weights, residual path, statistics
-_OUT, _DOWN = ["attention.out"], ["feedforward.down"]
+_OUT = ["attention.out"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,12 @@ def layer_kept(layer: LayerConfig, d: int, run: Pass, adapted: Adapted | None = 
     for _ in range(2 * after):
         kept += _norm("norms", layer.norm, run.tokens, d, run.narrow, trains)
     kept += _attention(layer.attention, d, run, adapted)
-    kept += _feedforward(layer, d, run, adapted)
+    # In float32 attention has kept what both sub-layers read.
+    first = layer.residual != "parallel_shared_norm" or run.narrow < _WIDE
+    if isinstance(layer.feedforward, MixtureConfig):
+        kept += _mixture(layer.feedforward, d, run, adapted, first)
+    else:
+        kept += _dense("feedforward", layer.feedforward, d, run, adapted, first)
     if layer.dropout:
         kept["dropout"] += 2 * run.narrow * run.tokens * d
     return +kept
@@ -100,7 +108,7 @@ def outside_kept(config: DecoderConfig, run: Pass, trains: bool = True) -> Kept:
 def widest(layer: LayerConfig, d: int, run: Pass) -> int:
     """Bytes of gradients on their way through a layer: the residual path's, and the widest one."""
     attention = layer.attention
-    within = max(layer.feedforward.d_ff, attention.n_heads * attention.d_head) // run.tensor
+    within = max(_width(layer.feedforward, d), attention.n_heads * attention.d_head) // run.tensor
     return run.tokens * (2 * _WIDE * d + run.narrow * max(within, d))
 
 
@@ -175,30 +183,75 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
     return kept
 
 
-def _feedforward(layer: LayerConfig, d: int, run: Pass, adapted: Adapted | None) -> Kept:
-    kept, feedforward = Kept(), layer.feedforward
+def _width(feedforward: AnyFeedForward, d: int) -> int:
+    """Channels of a token where the feed-forward is widest."""
+    if isinstance(feedforward, FeedForwardConfig):
+        return feedforward.d_ff
+    shared = 0 if feedforward.shared is None else feedforward.shared.d_ff
+    return max(feedforward.top_k * max(feedforward.expert.d_ff, d), shared)
+
+
+def _mixture(
+    mixture: MixtureConfig, d: int, run: Pass, adapted: Adapted | None, first: bool
+) -> Kept:
+    """Scores and weights; what the chosen experts keep of their copies of tokens; their results."""
+    tokens, k = run.tokens, mixture.top_k
+    divided = (k + 1) * mixture.router.normalise
+    kept = Kept(
+        {
+            "router": _WIDE * tokens * (mixture.n_experts + divided + k),
+            "experts' results": run.narrow * tokens * k * d,
+        }
+    )
+    if adapted is None:
+        kept["inputs of projections"] += _WIDE * tokens * d * (first or run.narrow < _WIDE)
+    copies = replace(run, rows=run.rows * k)
+    kept += _dense("feedforward.experts", mixture.expert, d, copies, adapted, True)
+    if mixture.shared is not None:
+        # In float32 the router has kept what it reads.
+        own = run.narrow < _WIDE
+        kept += _dense("feedforward.shared", mixture.shared, d, run, adapted, own)
+        if mixture.shared_gate:
+            kept += _inputs(["feedforward.shared_gate"], d, run, adapted) if own else Kept()
+            kept["shared expert's gate"] += run.narrow * tokens * (1 + d)
+    return kept
+
+
+def _dense(
+    name: str,
+    feedforward: FeedForwardConfig,
+    d: int,
+    run: Pass,
+    adapted: Adapted | None,
+    first: bool,
+) -> Kept:
+    """`first`: whether nothing else has kept what it reads."""
+    kept = Kept()
     wide = run.tokens * feedforward.d_ff // run.tensor
     if feedforward.kind == "mlp":
-        reads = ["feedforward.up"]
+        reads = [f"{name}.up"]
     elif feedforward.fused:
-        reads = ["feedforward.gate_up"]
+        reads = [f"{name}.gate_up"]
     else:
-        reads = ["feedforward.gate", "feedforward.up"]
-    if layer.residual != "parallel_shared_norm" or run.narrow < _WIDE:
-        kept += _inputs(reads, d, run, adapted)  # else attention has kept it
+        reads = [f"{name}.gate", f"{name}.up"]
+    if first:
+        kept += _inputs(reads, d, run, adapted)
     by_result = feedforward.activation in {"relu", "sigmoid"}
     activated = feedforward.activation != "identity"
     if feedforward.kind == "glu":
         kept["gate"] += run.narrow * wide * (not by_result or not activated)
         kept["activated gate"] += run.narrow * wide * activated
         kept["up"] += run.narrow * wide
+        kept["bounded"] += run.narrow * wide * (2 * (feedforward.limit is not None))
     else:
         kept["up"] += (
             run.narrow * wide * (activated and not (by_result and not feedforward.dropout))
         )
+    if feedforward.activation == "quick_gelu":
+        kept["activated gate"] += run.narrow * wide  # its sigmoid
     if feedforward.dropout:
         kept["dropout"] += run.narrow * wide
-    kept += _inputs(_DOWN, feedforward.d_ff // run.tensor, run, adapted)
+    kept += _inputs([f"{name}.down"], feedforward.d_ff // run.tensor, run, adapted)
     return kept
 
 
@@ -222,6 +275,6 @@ def _inputs(names: list[str], width: int, run: Pass, adapted: Adapted | None) ->
     )
     if adapted.dropout:
         # Of a norm's result in float32, of all others as they are.
-        type_ = run.narrow if names in (_OUT, _DOWN) else _WIDE
+        type_ = run.narrow if names == _OUT or names[0].endswith(".down") else _WIDE
         kept["dropout"] = type_ * count * run.tokens * width
     return kept

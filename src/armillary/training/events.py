@@ -50,7 +50,8 @@ class StepDone(Event):
 
     `tokens` are all places that were computed up to here, `targets` the predicted ones of this
     step. `tokens_per_second` and `utilisation` (of `peak_flops`, 0 to 1) are those of the steps
-    since the last event. `memory` is the most that the process has held, in bytes.
+    since the last event. `memory` is the most that the process has held, in bytes. `balance` is
+    the balance loss of a model with experts, 1 where all are equally busy.
     """
 
     kind = "step"
@@ -66,6 +67,7 @@ class StepDone(Event):
     memory: int
     skipped: str | None = None
     skipped_so_far: int = 0
+    balance: float | None = None
 
 
 @dataclass(frozen=True)

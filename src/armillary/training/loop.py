@@ -99,13 +99,17 @@ class _Pace:
 
 @dataclass(frozen=True)
 class _Result:
-    """What one step came to: a loss in nats per token, and why it changed nothing, if so."""
+    """What one step came to: a loss in nats per token, and why it changed nothing, if so.
+
+    `balance` is the experts' balance loss, 1 where all are equally busy.
+    """
 
     loss: float
     norm: float
     learning_rate: float
     targets: int
     skipped: str | None = None
+    balance: float | None = None
 
 
 @dataclass
@@ -136,7 +140,12 @@ class Trainer:
         torch.manual_seed(self.ranks.seed(self.config.seed))
         self.parameters = _count(self.work.decoder.parameters())
         self.trained = _count(p for p in self.work.decoder.parameters() if p.requires_grad)
-        self.objective = Objective(self.work.decoder, z_loss=own.z_loss).train()
+        self.objective = Objective(
+            self.work.decoder,
+            z_loss=own.z_loss,
+            balance_loss=own.balance_loss,
+            balance_rate=own.balance_rate,
+        ).train()
         self._compiled = parallelise(
             self.objective,
             self.ranks,
@@ -201,21 +210,25 @@ class Trainer:
         if targets == 0:
             return _Result(math.nan, 0.0, lr, 0, "no_targets")
         parts = batch.split(len(batch.tokens) // (own.micro_batch_size or len(batch.tokens)))
-        nats = 0.0
+        sums = [0.0, 0.0]
         for number, part in enumerate(parts):
             synchronise(self.objective, number == len(parts) - 1)
-            nats += self._accumulate(part, targets)
+            sums = [a + b for a, b in zip(sums, self._accumulate(part, targets), strict=True)]
         norm = self.precision.step(self.optimizer, own.clip)
-        loss = self.ranks.sum_of_parts([nats])[0] / targets
+        loss, balance = (total / targets for total in self.ranks.sum_of_parts(sums))
         skipped = None if norm.is_finite else "nonfinite"
-        return _Result(loss, norm.norm, lr, targets, skipped)
+        experts = self.objective.balance
+        if experts is None:
+            return _Result(loss, norm.norm, lr, targets, skipped)
+        experts.move_biases(self.ranks.sum_of_parts)
+        return _Result(loss, norm.norm, lr, targets, skipped, balance)
 
-    def _accumulate(self, part: Batch, targets: int) -> float:
-        """Add the gradients of one micro-batch; its loss in nats, summed."""
+    def _accumulate(self, part: Batch, targets: int) -> list[float]:
+        """Add the gradients of one micro-batch; its loss in nats and its balance, summed."""
         with self.precision.autocast():
             loss = self.objective(*arguments(part, self.ranks.device))
         self.precision.backward(loss.total / targets)
-        return float(loss.cross_entropy)
+        return [float(loss.cross_entropy), 0.0 if loss.balance is None else float(loss.balance)]
 
     def _check_skips(self, result: _Result) -> None:
         if result.skipped is None:
@@ -401,6 +414,7 @@ class Trainer:
                 memory=_peak_memory(self.ranks.device),
                 skipped=result.skipped,
                 skipped_so_far=self.progress.skipped + (result.skipped is not None),
+                balance=result.balance,
             )
         )
 

@@ -35,6 +35,8 @@ class LossSum:
     `total` is what to differentiate: cross-entropy and z-loss, in nats, a scalar of float32 at
     least. `cross_entropy` is its first part, without a gradient. `count` (int64 scalar) is the
     number of tokens that were predicted; with none, both sums are 0 and so are all gradients.
+    `balance`, of decoders whose experts are watched, is `count` times their balance loss, without
+    a gradient.
 
         (loss.total / count_of_the_whole_step).backward()
     """
@@ -42,6 +44,7 @@ class LossSum:
     total: Tensor
     cross_entropy: Tensor
     count: Tensor
+    balance: Tensor | None = None
 
 
 class VocabularyShare(Protocol):

@@ -201,7 +201,8 @@ class _Share:
     @property
     def is_narrowed(self) -> bool:
         """Whether autocast copies it into the type that products are computed in."""
-        return "norm" not in self.weight.name and not self.weight.is_table
+        name = self.weight.name
+        return "norm" not in name and "router" not in name and not self.weight.is_table
 
 
 @dataclass(frozen=True)
@@ -294,10 +295,16 @@ class _Run:
         lora = self.config.lora
         if lora is None:
             return None
+        # Norms, the router and stacks of experts are no projections with adapters.
+        linear = {
+            weight.name.removesuffix(".weight")
+            for weight in weights
+            if len(weight.shape) == 2 and "router" not in weight.name
+        }
         projections = frozenset(
             name
             for name in (weight.name.removesuffix(".weight") for weight in weights)
-            if "norm" not in name
+            if name in linear
             and any(fnmatchcase(f"layers.{index}.{name}", target) for target in lora.targets)
         )
         return Adapted(projections, lora.rank, lora.dropout > 0)
@@ -310,6 +317,7 @@ class _Run:
         used = math.prod(shape)
         # Rows are dealt out; the first process has as many as any.
         shape[0] = -(-shape[0] // (self.sizes.shard * self.sizes.context))
+        trains = trains and not weight.name.endswith("selection_bias")
         return _Share(weight, weight.count, used, math.prod(shape), trains)
 
 

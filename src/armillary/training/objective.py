@@ -4,12 +4,23 @@ One forward from tokens to a loss lets everything that hooks into modules (shard
 see the whole computation; hidden states and logits never leave it.
 """
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import overload
 
+import torch
 from torch import Tensor, nn
 
 from armillary.decoder import Decoder, SequencePart
-from armillary.training.loss import CHUNK, Kernel, LossSum, VocabularyShare, next_token_loss
+from armillary.training.balance import Balance
+from armillary.training.loss import (
+    CHUNK,
+    IGNORED,
+    Kernel,
+    LossSum,
+    VocabularyShare,
+    next_token_loss,
+)
 
 
 class Objective(nn.Module):
@@ -21,10 +32,19 @@ class Objective(nn.Module):
     z_loss and chunk as in `chunked_cross_entropy`; `compile_objective` may set its `kernel`. The
     decoder's parameters keep their names under `decoder.`. With a `part` of the sequences, the loss
     is that of its places; a `share` says which part of the vocabulary the embedding and the head
-    have the rows of.
+    have the rows of. In training, `balance_loss` is the weight of the experts' balance loss (see
+    `balance`) beside a token's cross-entropy.
     """
 
-    def __init__(self, decoder: Decoder, *, z_loss: float = 0.0, chunk: int = CHUNK) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        z_loss: float = 0.0,
+        chunk: int = CHUNK,
+        balance_loss: float = 0.0,
+        balance_rate: float = 0.0,
+    ) -> None:
         super().__init__()
         self.decoder = decoder
         self.z_loss = z_loss
@@ -32,6 +52,9 @@ class Objective(nn.Module):
         self.part: SequencePart | None = None
         self.share: VocabularyShare | None = None
         self.kernel: Kernel | None = None
+        self.balance_loss = balance_loss
+        balance = Balance(decoder, balance_rate)
+        self.balance = balance if balance.mixtures else None
 
     @overload
     def forward(
@@ -59,12 +82,14 @@ class Objective(nn.Module):
         """
         if labels is None:
             return self.decoder.project(self.decoder.hidden(tokens)[:, -1])
-        hidden = self.decoder.hidden(
-            tokens, documents=documents, positions=positions, part=self.part
-        )
+        balance = self.balance if self.training and torch.is_grad_enabled() else None
+        with nullcontext() if balance is None else balance.watched():
+            hidden = self.decoder.hidden(
+                tokens, documents=documents, positions=positions, part=self.part
+            )
         if self.part is not None:
             labels = self.part.take(labels)
-        return next_token_loss(
+        loss = next_token_loss(
             self.decoder,
             hidden,
             labels,
@@ -73,3 +98,8 @@ class Objective(nn.Module):
             share=self.share,
             kernel=self.kernel,
         )
+        if balance is None:
+            return loss
+        even = loss.count * balance.loss(labels != IGNORED)
+        total = loss.total + self.balance_loss * even if self.balance_loss else loss.total
+        return replace(loss, total=total, balance=even.detach())

@@ -25,7 +25,8 @@ _TABLES = ("embedding.weight", "position_table.weight")
 class OptimizerConfig:
     """Which optimiser, and its settings.
 
-    kind              adamw; or muon for the layers' matrices and adamw for all else
+    kind              adamw; or muon for the layers' matrices and adamw for all else, stacks of
+                      experts among them
     lr                learning rate at the schedule's top
     weight_decay      decoupled, on matrices only: norms and biases never decay
     decay_embeddings  whether the embedding and a learned position table count as matrices. GPT-3's
@@ -94,7 +95,7 @@ def _group_of(name: str, parameter: Tensor, config: OptimizerConfig) -> str:
         return "no_decay"
     if name.endswith(_TABLES):
         return "decay" if config.decay_embeddings else "no_decay"
-    hidden = "layers." in name
+    hidden = "layers." in name and parameter.dim() == 2
     return "muon" if config.kind == "muon" and hidden else "decay"
 
 

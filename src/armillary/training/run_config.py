@@ -234,6 +234,16 @@ class StepSettings(Section):
     z_loss: NotNegative = Field(
         0.0, description="Weight of (log Σ exp logits)² per token, which keeps logits small."
     )
+    balance_loss: NotNegative = Field(
+        0.0,
+        description="Weight of the loss that keeps experts equally busy, beside a token's "
+        "cross-entropy; 0.01 is usual. It is 1 where they are.",
+    )
+    balance_rate: NotNegative = Field(
+        0.0,
+        description="How far the routers' selection biases move at a step towards an even load, "
+        "without a loss; 0.001 is usual.",
+    )
     recompute: bool = Field(
         False, description="Compute each layer again for its gradients instead of keeping it."
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from armillary.checkpoints import Checkpoint, open_checkpoint
 from armillary.checkpoints.locate import locate
 from armillary.checkpoints.tokenizers import open_tokenizer
-from armillary.config import DecoderConfig
+from armillary.config import DecoderConfig, MixtureConfig
 from armillary.data import PackedBatches, TokenDataset, prepare
 from armillary.data.bpe import train_bpe
 from armillary.data.mixture import Mixture
@@ -25,7 +25,7 @@ from armillary.data.skipping import Skip
 from armillary.data.sources import find_sources
 from armillary.data.texts import Texts
 from armillary.decoder import Decoder
-from armillary.errors import UserError
+from armillary.errors import ConfigError, UserError
 from armillary.files import write_directory_atomically
 from armillary.tokenizer import Tokenizer
 from armillary.training.lora import add_lora
@@ -91,11 +91,26 @@ def open_model(config: RunConfig, progress: Progress | None = None) -> Opened:
         )
     if model.dropout is not None:
         decoder = with_dropout(decoder, model.dropout)
+    _check_balance(config, decoder)
     adapters = config.adapters()
     if adapters is not None:  # patterns that match nothing are told before data is prepared
         with torch.device("meta"):
             add_lora(Decoder(decoder), adapters)
     return Opened(decoder, source)
+
+
+def _check_balance(config: RunConfig, decoder: DecoderConfig) -> None:
+    own = config.train
+    mixtures = [w for w in (x.feedforward for x in decoder.layers) if isinstance(w, MixtureConfig)]
+    if own.balance_loss and not mixtures:
+        raise ConfigError(
+            f"train.balance_loss is {own.balance_loss}, but the model has no experts; set it to 0"
+        )
+    if own.balance_rate and not any(mixture.router.selection_bias for mixture in mixtures):
+        raise ConfigError(
+            f"train.balance_rate is {own.balance_rate}, but no router of the model has a "
+            "selection_bias to move; set it to 0, or balance_loss in its place"
+        )
 
 
 def _vocab_size(config: RunConfig, told: Transferred | None) -> int:

@@ -95,7 +95,8 @@ def _scalars(event: StepDone | Validated) -> dict[str, float]:
             "validation/loss": event.loss,
             "validation/bits per byte": event.bits_per_byte,
         }
-    return {
+    balance = {} if event.balance is None else {"train/balance of experts": event.balance}
+    return balance | {
         "train/loss": event.loss,
         "train/gradient norm": event.gradient_norm,
         "train/learning rate": event.learning_rate,

@@ -31,7 +31,8 @@ def wide_layer(attention=None, feedforward=None, rotary=None, **entries):
     """A layer of sizes that the kernels take, all unequal: 6 heads on 2 of width 32, d_ff 96."""
     turn = RotaryConfig(**({"d_rotary": 32, "base": 100.0} | (rotary or {})))
     heads = {"d_head": 32, "rotary": turn} | (attention or {})
-    return layer(attention=heads, feedforward={"d_ff": 96} | (feedforward or {}), **entries)
+    sizes = {} if "kind" in (feedforward or {}) else {"d_ff": 96}
+    return layer(attention=heads, feedforward=sizes | (feedforward or {}), **entries)
 
 
 def wide_config(*layers, **entries):
@@ -239,10 +240,13 @@ UNKNOWN = {
     "biases": {"attention": {"qkv_bias": True}},
     "out bias": {"attention": {"out_bias": True}},
     "attention dropout": {"attention": {"dropout": 0.1}},
-    "mlp": {"feedforward": {"kind": "mlp"}},
+    "mlp": {"feedforward": {"kind": "mlp", "d_ff": 96}},
     "gelu": {"feedforward": {"activation": "gelu"}},
     "feed-forward bias": {"feedforward": {"bias": True}},
     "feed-forward dropout": {"feedforward": {"dropout": 0.1}},
+    "bounded": {"feedforward": {"limit": 7.0}},
+    "offset": {"feedforward": {"up_offset": 1.0}},
+    "experts": {"feedforward": {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"d_ff": 32}}},
     "odd width": {"feedforward": {"d_ff": 24}},
 }
 

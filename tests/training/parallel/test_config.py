@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from armillary import DecoderConfig
 from armillary.errors import ConfigError
 from armillary.training.parallel.config import ParallelConfig, Sizes, check_parallel
-from support.models import VARIANTS
+from support.models import MIXTURES, VARIANTS
 
 DECODER = DecoderConfig.uniform(
     vocab_size=61, d_model=40, n_layers=2, n_heads=6, n_kv_heads=2, d_head=10, d_ff=24,
@@ -64,6 +64,12 @@ def test_the_width_of_the_feed_forward_divides_too():
 def test_fused_gates_are_refused_with_the_remedy():
     with pytest.raises(ConfigError, match="layer 0 has gate and up fused .* set fused: false"):
         check(ParallelConfig(tensor=2), VARIANTS["fused glu"])
+
+
+def test_experts_are_not_shared_out_by_channels_and_that_is_said():
+    with pytest.raises(ConfigError, match="layer 0 has a mixture of experts.* set tensor to 1"):
+        check(ParallelConfig(tensor=2), MIXTURES["experts"])
+    check(ParallelConfig(), MIXTURES["experts"])
 
 
 @pytest.mark.parametrize("entries", [{"shard": 0}, {"shard": -2}, {"tensor": 0}, {"tensors": 2}])

@@ -13,7 +13,7 @@ from armillary.training.optimizer import OptimizerConfig, build_optimizer
 from armillary.training.parallel.config import Sizes
 from armillary.training.parallel.ranks import start_ranks
 from armillary.training.parallel.sharding import parallelise
-from support.models import VARIANTS, build, config, layer
+from support.models import TORCH_VARIANTS, build, config, layer
 from support.ranks import on_ranks
 from support.split_training import apart, batch, train
 
@@ -22,7 +22,7 @@ MUON = OptimizerConfig(kind="muon", lr=1e-2)
 CLOSE = 1e-9
 
 # 61 ids are shared out by nobody, 62 by two.
-MODELS = VARIANTS | {
+MODELS = TORCH_VARIANTS | {
     "62 ids": config(vocab_size=62, head_bias=True, final_soft_cap=1.5),
     "62 ids, tied": config(vocab_size=62, tie_head=True),
 }
@@ -43,6 +43,8 @@ ON_TWO: Cases = [
     ("mixed layers", Sizes(context=2), {}),
     ("soft cap and window", Sizes(context=2), {}),
     ("rope dynamic", Sizes(context=2), {}),
+    ("experts, sigmoid in groups", Sizes(shard=2), {"checkpoint": True}),
+    ("experts, clipped, biases", Sizes(context=2), {}),
 ]
 ON_FOUR: Cases = [
     ("q/k norm", Sizes(shard=2, context=2), {}),
@@ -53,6 +55,7 @@ ON_FOUR: Cases = [
     ("out bias", Sizes(replicate=2, tensor=2), {"on_meta": True}),
     ("q/k norm", Sizes(replicate=2, context=2), {}),
     ("q/k norm", Sizes(context=4), {"on_meta": True}),
+    ("experts, sigmoid in groups", Sizes(replicate=2, shard=2), {"on_meta": True}),
 ]
 
 

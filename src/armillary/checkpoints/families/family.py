@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from armillary.config import DecoderConfig
+from armillary.config import DecoderConfig, FeedForwardConfig
 from armillary.errors import ConfigError
 
 MAX_LAYERS = 1000
@@ -63,6 +63,10 @@ class Facts:
 
         What they do not tell is lost; a writer puts the decoder together again and compares.
         """
+        wide = [layer.feedforward for layer in config.layers]
+        dense = [w for w in wide if isinstance(w, FeedForwardConfig)]
+        if len(dense) < len(wide):
+            raise ConfigError("the family cannot express a mixture of experts")
         first = config.layers[0]
         rotary = first.attention.rotary
         return cls(
@@ -72,14 +76,14 @@ class Facts:
             n_heads=tuple(layer.attention.n_heads for layer in config.layers),
             n_kv_heads=tuple(layer.attention.n_kv_heads for layer in config.layers),
             d_head=first.attention.d_head,
-            d_ff=tuple(layer.feedforward.d_ff for layer in config.layers),
+            d_ff=tuple(w.d_ff for w in dense),
             rotary=None if rotary is None else rotary.model_dump(mode="json"),
             eps=first.norm.eps,
-            activation=first.feedforward.activation,
+            activation=dense[0].activation,
             tie_head=config.tie_head,
             qkv_bias=first.attention.qkv_bias,
             out_bias=first.attention.out_bias,
-            mlp_bias=first.feedforward.bias,
+            mlp_bias=dense[0].bias,
             attention_dropout=first.attention.dropout,
         )
 

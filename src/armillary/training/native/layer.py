@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from armillary.config import LayerConfig
+from armillary.config import FeedForwardConfig, LayerConfig
 from armillary.decoder import DecoderLayer
 from armillary.parts.attention import KeyValueStore
 from armillary.parts.feedforward import GLU
@@ -47,6 +47,8 @@ def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
     """
     attention, feedforward = config.attention, config.feedforward
     rotary = attention.rotary
+    if not isinstance(feedforward, FeedForwardConfig):
+        return False
     plain = (
         config.residual == "sequential"
         and config.norm_placement == "pre"
@@ -59,6 +61,8 @@ def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
         and not (attention.qkv_bias or attention.out_bias or feedforward.bias)
         and feedforward.kind == "glu"
         and feedforward.activation == "silu"
+        and feedforward.limit is None
+        and not feedforward.up_offset
         and not (config.dropout or attention.dropout or feedforward.dropout)
     )
     d_model = layer.attention.q.in_features
@@ -112,7 +116,7 @@ class NativeForward:
         )
         wide = (
             [feedforward.gate_up.weight]
-            if feedforward.fused
+            if feedforward.config.fused
             else [feedforward.gate.weight, feedforward.up.weight]
         )
         out: Tensor = _Layer.apply(  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from armillary.config import DecoderConfig
+from armillary.config import DecoderConfig, MixtureConfig
 from armillary.errors import ConfigError
 
 _Count = Annotated[int, Field(ge=1)]
@@ -132,6 +132,11 @@ def _resolve(config: ParallelConfig, world: int) -> Sizes:
 def _check_tensor(decoder: DecoderConfig, tensor: int) -> None:
     """Heads and channels are dealt out whole and in equal numbers."""
     for number, layer in enumerate(decoder.layers):
+        if isinstance(layer.feedforward, MixtureConfig):
+            raise ConfigError(
+                f"parallel.tensor is {tensor}, but layer {number} has a mixture of experts, which "
+                "is not shared out by channels; set tensor to 1 (shard takes its place)"
+            )
         if layer.feedforward.fused:
             raise ConfigError(
                 f"parallel.tensor is {tensor}, but layer {number} has gate and up fused in one "
