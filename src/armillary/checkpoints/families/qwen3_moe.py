@@ -1,0 +1,92 @@
+"""Qwen3-MoE: Qwen3 with many small experts, in all layers or in some.
+
+Source: transformers, `models/qwen3_moe`.
+"""
+
+from armillary.checkpoints.families.common import huggingface_names, names, only, pre_norm
+from armillary.checkpoints.families.experts import (
+    NORMALISE,
+    TRAINING_ONLY,
+    expert_keys,
+    mixture,
+    numbered_experts,
+)
+from armillary.checkpoints.families.family import (
+    ACTIVATION,
+    Entries,
+    Family,
+    HuggingFaceTable,
+    Key,
+    LayerTable,
+    Patch,
+    Values,
+)
+from armillary.config import DecoderConfig, FeedForwardConfig
+from armillary.errors import ConfigError
+from armillary.strict_dict import StrictDict
+
+
+def _read_layers(entries: StrictDict, values: Values, count: int) -> list[Patch]:
+    """Every `decoder_sparse_step`-th layer has experts, those of `mlp_only_layers` aside."""
+    step = entries.take("decoder_sparse_step", int, 1)
+    if step < 1:
+        raise ConfigError(f"{entries.where}: decoder_sparse_step is {step}; it must be 1 or more")
+    plain = entries.take_list("mlp_only_layers", int, [])
+    window = entries.take_optional("sliding_window", int)
+    slides = entries.take("use_sliding_window", bool, False)
+    dense = {
+        "kind": "glu",
+        "d_ff": values["intermediate_size"],
+        "activation": ACTIVATION.read(values["hidden_act"]),
+    }
+    return [
+        {"attention.window": window if slides else None}
+        | ({"feedforward": dense} if number in plain or (number + 1) % step else {})
+        for number in range(count)
+    ]
+
+
+def _write_layers(config: DecoderConfig) -> Entries:
+    wide = [layer.feedforward for layer in config.layers]
+    plain = {n: w for n, w in enumerate(wide) if isinstance(w, FeedForwardConfig)}
+    window = config.layers[0].attention.window
+    return {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(plain),
+        # Of no layer, where all have experts; readers want it all the same.
+        "intermediate_size": next((w.d_ff for w in plain.values()), config.d_model),
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+    }
+
+
+QWEN3_MOE = Family(
+    name="qwen3-moe",
+    template=pre_norm(attention={"qk_norm": {"kind": "rms"}}, feedforward=mixture()),
+    huggingface=HuggingFaceTable(
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        keys=expert_keys(
+            d_ff="moe_intermediate_size",
+            n_experts="num_experts",
+            more=(
+                Key("intermediate_size", int, default=6144),
+                Key("norm_topk_prob", bool, (NORMALISE,), default=False),
+            ),
+            max_position_embeddings=32768,
+            num_key_value_heads=4,
+        ),
+        layers=LayerTable(_read_layers, _write_layers),
+        ignored=TRAINING_ONLY | {"max_window_layers"},
+        tensors=only(huggingface_names(), "norm1.bias", "norm2.bias", "norm.bias", "gate.bias",
+                     "up.bias", "down.bias")  # fmt: skip
+        | {"layers.{i}.feedforward.router.weight": "model.layers.{i}.mlp.gate.weight"}
+        | names(
+            "layers.{i}.",
+            "model.layers.{i}.self_attn.",
+            {"attention.q_norm": "q_norm", "attention.k_norm": "k_norm"},
+            ("weight",),
+        ),
+        layouts=numbered_experts("mlp.experts", gate="gate_proj", up="up_proj", down="down_proj"),
+    ),
+)
