@@ -115,8 +115,9 @@ class Nibbles(Blocks):
 
     def halves(self, e: Emit, block: ir.Value) -> Sequence[ir.Value]:
         """See Blocks."""
-        b, (d, m) = e.builder, self.numbers(e, [block])
-        d, m = (None if each is None else e.splat(e.number(each), FLOATS) for each in (d, m))
+        b, (scale, offset) = e.builder, self.numbers(e, [block])
+        d = e.splat(e.number(scale), FLOATS)
+        m = None if offset is None else e.splat(e.number(offset), FLOATS)
         both = e.load(vector(I8, 16), block, self.head)
         halves = b.and_(both, e.constant(15, both.type)), b.lshr(both, e.constant(4, both.type))
         found = []
