@@ -27,24 +27,29 @@ def mixture(
     }
 
 
+def number(key: str, **options: Any) -> Key:
+    """The key of the number of experts."""
+    return Key(key, int, (N_EXPERTS,), **options)
+
+
 def expert_keys(
     *,
     d_ff: str,
-    n_experts: str,
+    n_experts: Key,
     without: frozenset[str] | set[str] = frozenset(),
     more: tuple[Key, ...] = (),
     **defaults: Any,
 ) -> tuple[Key, ...]:
     """Llama's keys with a feed-forward of experts in the place of its own; others as `changed`.
 
-    `d_ff` and `n_experts` are the keys of an expert's width and of their number.
+    `d_ff` and `n_experts` are the keys of an expert's width and of their number (`number`).
     """
     kept = changed(
         HUGGINGFACE_KEYS,
         without={"intermediate_size", "mlp_bias", *without},
         more=(
             Key(d_ff, int, (f"{_MIXTURE}expert.d_ff",)),
-            Key(n_experts, int, (N_EXPERTS,)),
+            n_experts,
             Key("num_experts_per_tok", int, (TOP_K,)),
             *more,
         ),

@@ -3,11 +3,12 @@
 The softmax of the two picked experts' logits weighs them. Source: transformers, `models/mixtral`.
 """
 
-from armillary.checkpoints.families.common import huggingface_names, only, pre_norm
+from armillary.checkpoints.families.common import EVERY_LAYER, huggingface_names, only, pre_norm
 from armillary.checkpoints.families.experts import (
     TRAINING_ONLY,
     expert_keys,
     mixture,
+    number,
     numbered_experts,
 )
 from armillary.checkpoints.families.family import Family, HuggingFaceTable, Key, RotaryKeys
@@ -20,13 +21,14 @@ MIXTRAL = Family(
         model_type="mixtral",
         keys=expert_keys(
             d_ff="intermediate_size",
-            n_experts="num_local_experts",
+            n_experts=number("num_local_experts"),
             without={"attention_bias"},
-            more=(Key("sliding_window", int, ("layers.*.attention.window",), default=None),),
+            more=(Key("sliding_window", int, default=None),),
             max_position_embeddings=131072,
             num_key_value_heads=8,
             rms_norm_eps=1e-5,
         ),
+        layers=EVERY_LAYER,
         rotary=RotaryKeys(default_base=1e6),
         ignored=TRAINING_ONLY,
         tensors=only(huggingface_names(), ".bias", "feedforward.")

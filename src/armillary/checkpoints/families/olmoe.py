@@ -15,6 +15,7 @@ from armillary.checkpoints.families.experts import (
     TRAINING_ONLY,
     expert_keys,
     mixture,
+    number,
     numbered_experts,
 )
 from armillary.checkpoints.families.family import Family, HuggingFaceTable, Key
@@ -29,7 +30,7 @@ OLMOE = Family(
         model_type="olmoe",
         keys=expert_keys(
             d_ff="intermediate_size",
-            n_experts="num_experts",
+            n_experts=number("num_experts"),
             without={"head_dim"},
             more=(Key("norm_topk_prob", bool, (NORMALISE,), default=False),),
             max_position_embeddings=4096,

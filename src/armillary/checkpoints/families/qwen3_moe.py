@@ -3,12 +3,18 @@
 Source: transformers, `models/qwen3_moe`.
 """
 
-from armillary.checkpoints.families.common import huggingface_names, names, only, pre_norm
+from armillary.checkpoints.families.common import (
+    as_many_as,
+    huggingface_names,
+    only,
+    pre_norm,
+)
 from armillary.checkpoints.families.experts import (
     NORMALISE,
     TRAINING_ONLY,
     expert_keys,
     mixture,
+    number,
     numbered_experts,
 )
 from armillary.checkpoints.families.family import (
@@ -21,6 +27,7 @@ from armillary.checkpoints.families.family import (
     Patch,
     Values,
 )
+from armillary.checkpoints.families.qwen import QWEN3_NORMS
 from armillary.config import DecoderConfig, FeedForwardConfig
 from armillary.errors import ConfigError
 from armillary.strict_dict import StrictDict
@@ -66,27 +73,25 @@ QWEN3_MOE = Family(
     huggingface=HuggingFaceTable(
         architecture="Qwen3MoeForCausalLM",
         model_type="qwen3_moe",
-        keys=expert_keys(
-            d_ff="moe_intermediate_size",
-            n_experts="num_experts",
-            more=(
-                Key("intermediate_size", int, default=6144),
-                Key("norm_topk_prob", bool, (NORMALISE,), default=False),
+        keys=(
+            # What newer files have in the place of num_experts.
+            Key("num_local_experts", int, default=None),
+            *expert_keys(
+                d_ff="moe_intermediate_size",
+                n_experts=number("num_experts", default=as_many_as("num_local_experts")),
+                more=(
+                    Key("intermediate_size", int, default=6144),
+                    Key("norm_topk_prob", bool, (NORMALISE,), default=False),
+                ),
+                max_position_embeddings=32768,
+                num_key_value_heads=4,
             ),
-            max_position_embeddings=32768,
-            num_key_value_heads=4,
         ),
         layers=LayerTable(_read_layers, _write_layers),
         ignored=TRAINING_ONLY | {"max_window_layers"},
-        tensors=only(huggingface_names(), "norm1.bias", "norm2.bias", "norm.bias", "gate.bias",
-                     "up.bias", "down.bias")  # fmt: skip
+        tensors=only(huggingface_names(), "gate.bias", "up.bias", "down.bias")
         | {"layers.{i}.feedforward.router.weight": "model.layers.{i}.mlp.gate.weight"}
-        | names(
-            "layers.{i}.",
-            "model.layers.{i}.self_attn.",
-            {"attention.q_norm": "q_norm", "attention.k_norm": "k_norm"},
-            ("weight",),
-        ),
+        | QWEN3_NORMS,
         layouts=numbered_experts("mlp.experts", gate="gate_proj", up="up_proj", down="down_proj"),
     ),
 )
