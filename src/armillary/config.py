@@ -107,7 +107,8 @@ class AttentionConfig(_Strict):
 
     `window` w lets a position read itself and the w − 1 before it; None reads all before.
     `scale` multiplies the scores, d_head^(−1/2) when None. `soft_cap` c turns scores into
-    c·tanh(score / c). `qk_norm` normalises queries and keys before the rotation; `qk_norm_over`
+    c·tanh(score / c). `sinks` gives each query head one more score, a learned number for which
+    there is no value, so that attention may go nowhere (gpt-oss). `qk_norm` normalises queries and keys before the rotation; `qk_norm_over`
     says what of them: each head, with one weight for all (Qwen3) or `own_weights` for each
     (StableLM 2), or all heads of a token as one vector (OLMo 2).
     """
@@ -123,6 +124,7 @@ class AttentionConfig(_Strict):
     window: Size | None = None
     soft_cap: Positive | None = None
     scale: Positive | None = None
+    sinks: bool = False
     dropout: Probability = 0.0
 
     @model_validator(mode="after")

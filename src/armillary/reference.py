@@ -205,12 +205,14 @@ def attention(
     *,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """softmax(scale · q·kᵀ)·v over the slots that each query may read.
 
     q (B, h, T, d_h), k and v (B, h_kv, S, d_h), may_read (B, T, S) → (B, h, T, d_h). Query head j
     reads key/value head j // (h/h_kv). `scale` is d_h^(−1/2) when None; a soft cap c makes the
-    scores c·tanh(score / c) before the mask. A query that may read nothing gives zeros.
+    scores c·tanh(score / c) before the mask. A query that may read nothing gives zeros. A sink is
+    one more score of each head, sinks (h,), for which there is no value.
     Source: Vaswani et al. 2017, §3.2; Ainslie et al. 2023 (grouped queries).
     """
     B, h, T, d_h = q.shape
@@ -223,7 +225,12 @@ def attention(
             scores = scale * q[row, head] @ keys.T
             if soft_cap is not None:
                 scores = soft_cap * np.tanh(scores / soft_cap)
-            result[row, head] = masked_softmax(scores, may_read[row]) @ values
+            readable = may_read[row]
+            if sinks is not None:
+                scores = np.concatenate([scores, np.full((T, 1), sinks[head])], axis=-1)
+                readable = np.concatenate([readable, np.ones((T, 1), dtype=bool)], axis=-1)
+            weights = masked_softmax(scores, readable)[:, : len(keys)]
+            result[row, head] = weights @ values
     return result
 
 
@@ -583,7 +590,10 @@ def self_attention(
         k, v = np.concatenate([cached[0], k], axis=2), np.concatenate([cached[1], v], axis=2)
 
     visible = within_window(may_read, config["window"])
-    result = attention(q, k, v, visible, scale=config["scale"], soft_cap=config["soft_cap"])
+    sinks = parameter(weights, f"{name}.sinks") if config["sinks"] else None
+    result = attention(
+        q, k, v, visible, scale=config["scale"], soft_cap=config["soft_cap"], sinks=sinks
+    )
     joined = result.transpose(0, 2, 1, 3).reshape(B, T, h * d_h)
     return linear(weights, f"{name}.out", joined, config["out_bias"]), (k, v)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from armillary.checkpoints import open_checkpoint, save_armillary
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES
+from armillary.checkpoints.families.experts import TRAINING_ONLY
 from armillary.checkpoints.huggingface import read_huggingface, write_huggingface
 from armillary.checkpoints.tensors import to_write
 from armillary.decoder import Decoder
@@ -106,6 +107,7 @@ def missing(before: Any, after: Any, path: str = "") -> list[str]:
 
 # What says nothing of the model, or only repeats another key.
 NOT_CARRIED = {"dtype", "transformers_version", "initializer_range", "_sliding_window_pattern"}
+NOT_CARRIED |= TRAINING_ONLY
 NOT_CARRIED |= {"use_bidirectional_attention"}  # read only when it is false
 NOT_CARRIED_OF = {
     "gpt2": {"summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"}
@@ -115,6 +117,9 @@ NOT_CARRIED_OF = {
     "stablelm": {"hidden_dropout"},
     "falcon": {"alibi"},
     "llama": {"pretraining_tp"},
+    # Which layers are dense is said in the other of two ways, the number of experts by one name.
+    "qwen3-moe": {"num_local_experts", "decoder_sparse_step", "mlp_only_layers"}
+    | {"intermediate_size"},
 }
 
 
@@ -153,4 +158,5 @@ def test_transformers_reads_what_we_write(tmp_path, name, variant):
         directory = written(read_huggingface(tmp_path / "a"), tmp_path / "b", name)
         again = load_peer(directory, torch.float64)
         again.set_attn_implementation("eager")
+        again.config._experts_implementation = "eager"
         assert gap(whole_pass(again, ids), expected) <= TOLERANCE

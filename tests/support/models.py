@@ -166,6 +166,11 @@ def _mixtures() -> dict[str, DecoderConfig]:
     }
     variants = {name: _both(feedforward=entries) for name, entries in mixtures.items()}
     variants["experts in the second layer"] = config(layer(), layer(feedforward=mixture()))
+    variants["sinks"] = _both(attention={"sinks": True})
+    variants["sinks, soft cap and window"] = config(
+        layer(attention={"sinks": True, "window": 3, "soft_cap": 2.0}),
+        layer(attention={"sinks": True, "scale": 0.7}),
+    )
     variants["clipped glu"] = _both(feedforward={"limit": 0.5, "up_offset": 1.0})
     variants["quick gelu"] = _both(feedforward={"activation": "quick_gelu"})
     return variants

@@ -324,6 +324,22 @@ PEERS |= {
     ),
 }
 
+PEERS["gpt-oss"] = PeerFamily(
+    "gpt_oss",
+    "GptOssConfig",
+    "GptOssForCausalLM",
+    _OWN_WIDTH | _EXPERTS | _SLIDES | {"num_local_experts": 5},
+    {
+        "plain": rope(YARN | {"truncate": False}, swiglu_limit=1.5),
+        "rounded": rope(YARN, num_experts_per_tok=3),
+        "no biases, other windows": rope(
+            DEFAULT,
+            attention_bias=False,
+            layer_types=["full_attention", *["sliding_attention"] * 2],
+        ),
+    },
+)
+
 CASES = [(name, variant) for name, peer in PEERS.items() for variant in peer.variants]
 """All families with all their variants."""
 
@@ -336,6 +352,7 @@ def build_peer(name: str, variant: str, *, seed: int = 0, **entries: Any) -> Any
     given = dict(family.common) | dict(family.variants[variant]) | entries
     config = getattr(transformers, family.config)(**given)
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
     peer = getattr(transformers, family.model)(config).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

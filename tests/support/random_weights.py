@@ -55,6 +55,8 @@ def _layer_shapes(layer: Mapping[str, Any], d: int) -> Iterator[tuple[str, tuple
     for which, count in (("q", h), ("k", h_kv), ("v", h_kv)):
         yield from _linear_shapes(f"attention.{which}", count * d_h, d, attention["qkv_bias"])
     yield from _linear_shapes("attention.out", d, h * d_h, attention["out_bias"])
+    if attention["sinks"]:
+        yield "attention.sinks", (h,)
     if attention["qk_norm"] is not None:
         shared = attention["qk_norm_over"] == "head"
         for which, count in (("q", h), ("k", h_kv)):

@@ -51,6 +51,7 @@ VARIANTS = {
     "qk layer norm": decoder_of({"qk_norm": LAYER_NORM}),
     "window": decoder_of({"window": 20}),
     "soft cap": decoder_of({"soft_cap": 20.0}),
+    "sinks": decoder_of({"sinks": True}),
     "attention dropout": decoder_of({"dropout": 0.1}),
     "mlp": decoder_of(feedforward={"kind": "mlp", "activation": "gelu"}),
     "relu mlp": decoder_of(feedforward={"kind": "mlp", "activation": "relu"}),

@@ -28,9 +28,12 @@ from armillary.checkpoints.tensors import (
     StoredTensor,
     TensorToWrite,
     TransposedTensor,
+    TurnedStack,
+    block_size,
     encode,
     mapped,
     transposed,
+    turned_stacks,
     whole,
     with_rows,
 )
@@ -340,6 +343,41 @@ class Numbered:
             tensor._replace(shape=shape, chunks=chunk(number))
             for number, shape in enumerate(place.theirs.values())
         ]
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Stacks of experts stored (E, in, out), the columns of several of ours in turn (gpt-oss).
+
+    Their biases (E, out) likewise.
+    """
+
+    name: str
+    ours: tuple[str, ...]
+
+    def theirs(self, shapes: Sequence[Shape], layer: LayerConfig | None) -> dict[str, Shape]:
+        """(E, in, out of all), or (E, out of all)."""
+        stack, n_out, *inner = shapes[0]
+        return {self.name: (stack, *inner, n_out * len(shapes))}
+
+    def read(self, found: Sequence[StoredTensor], place: Place) -> list[StoredTensor]:
+        """Columns as rows."""
+        shapes = list(place.ours.values())
+        return [
+            TurnedStack.of(found[0], shape, first, len(shapes))
+            for first, shape in enumerate(shapes)
+        ]
+
+    def write(self, ours: Sequence[TensorToWrite], place: Place) -> list[TensorToWrite]:
+        """Rows as columns."""
+        ((name, shape),) = place.theirs.items()
+        encodings = sorted({tensor.encoding for tensor in ours})
+        if len(encodings) > 1 or block_size(encodings[0])[0] > 1:
+            raise CheckpointError(
+                f"{name} holds {', '.join(place.ours)} with rows for columns in one encoding of "
+                f"plain numbers, not {' and '.join(encodings)}"
+            )
+        return [turned_stacks(ours, shape)]
 
 
 def places(config: DecoderConfig, layouts: Iterable[Layout], where: str) -> list[Place]:

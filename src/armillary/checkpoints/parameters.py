@@ -53,6 +53,8 @@ def _attention(config: AttentionConfig, d: int) -> Iterator[tuple[str, Shape]]:
     for name, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
         yield from _linear(f"attention.{name}", rows, d, config.qkv_bias)
     yield from _linear("attention.out", d, width, config.out_bias)
+    if config.sinks:
+        yield "attention.sinks", (config.n_heads,)
     if config.qk_norm is not None:
         for name, heads in (("q_norm", config.n_heads), ("k_norm", config.n_kv_heads)):
             yield from _norm(f"attention.{name}", config.qk_norm_width(heads), config.qk_norm)

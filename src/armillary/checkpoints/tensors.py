@@ -309,6 +309,47 @@ def telling(tensor: TensorToWrite, progress: Callable[[int], None]) -> TensorToW
     return tensor._replace(chunks=chunks())
 
 
+@dataclass(frozen=True, eq=False)
+class TurnedStack(StoredTensor):
+    """Of a stack of matrices (E, in, out) in plain numbers, every `count`-th column as a row.
+
+    Column `first` is row 0. The stack of vectors (E, out) is one of matrices of one row.
+    """
+
+    first: int = 0
+    count: int = 1
+
+    @classmethod
+    def of(
+        cls, stored: StoredTensor, shape: tuple[int, ...], first: int, count: int
+    ) -> "TurnedStack":
+        """Return a stored stack as one of this shape, (E, out / count, in) or (E, out / count)."""
+        if stored.encoding not in _PLAIN or stored.row_order is not None or not stored.in_place:
+            raise CheckpointError(
+                f"{stored.where}: {stored.name} is stored with rows for columns in "
+                f"{stored.encoding}; only plain numbers can be turned"
+            )
+        return cls(
+            stored.name, shape, stored.encoding, stored.data, stored.where, None, first, count
+        )
+
+    def __post_init__(self) -> None:
+        if self.data.nbytes != self.count * self.nbytes:
+            raise ValueError(f"{self.name}: {self.data.nbytes} bytes for {self.count} {self.shape}")
+
+    @property
+    def in_place(self) -> bool:
+        """No: its rows are spread over the file."""
+        return False
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        stack, n_out, *inner = self.shape
+        numbers = self.data.view(_PLAIN[self.encoding])
+        stored = numbers.reshape(stack, inner[0] if inner else 1, n_out, self.count)
+        turned = np.ascontiguousarray(stored[rows, :, :, self.first].swapaxes(1, 2))
+        return turned.reshape(len(turned), -1).view(np.uint8)
+
+
 def whole(tensor: TensorToWrite) -> NDArray[np.uint8]:
     """Return all bytes of a tensor at once."""
     result = np.empty(encoded_bytes(tensor.shape, tensor.encoding), dtype=np.uint8)
@@ -342,6 +383,21 @@ def with_rows(tensor: TensorToWrite, order: NDArray[np.intp]) -> TensorToWrite:
             yield rows[order[start : start + step]].reshape(-1)
 
     return tensor._replace(chunks=chunks())
+
+
+def turned_stacks(tensors: Sequence[TensorToWrite], shape: tuple[int, ...]) -> TensorToWrite:
+    """Return what `TurnedStack` reads as these: their rows in turn as columns, expert by expert.
+
+    All of them are held when it is due.
+    """
+
+    def chunks() -> Iterator[Any]:
+        number = _PLAIN[tensors[0].encoding]
+        stacks = [whole(tensor).view(number).reshape(*tensor.shape[:2], -1) for tensor in tensors]
+        for matrices in zip(*stacks, strict=True):
+            yield np.ascontiguousarray(np.stack(matrices).transpose(2, 1, 0)).view(np.uint8)
+
+    return tensors[0]._replace(shape=shape, chunks=chunks())
 
 
 def transposed(tensor: TensorToWrite) -> TensorToWrite:

@@ -371,10 +371,11 @@ def _attention_steps(d: int, attention: AttentionConfig, batch: int, length: int
             yield Step(rotation, (), heads_apart[:2])
 
     window = "" if attention.window is None else f", window {attention.window}"
+    sinks = ", sinks" if attention.sinks else ""
     yield Step(
-        f"causal attention{window}{_soft_cap('scores', attention.soft_cap)}"
+        f"causal attention{window}{sinks}{_soft_cap('scores', attention.soft_cap)}"
         f"{_dropout(attention.dropout)}",
-        (),
+        (Weight("attention.sinks", (h,)),) if attention.sinks else (),
         (
             Output((batch, h, length, length), "scores"),
             Output((batch, h, length, d_h), "result"),

@@ -39,12 +39,14 @@ def attend(
     scale: float,
     soft_cap: float | None = None,
     dropout: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale · q·kᵀ)·v over the keys that may be read.
 
     Shapes: q (B, h, T, d_h), k, v (B, h_kv, S, d_h) → (B, h, T, d_h). Query head i reads
     key/value head i // (h / h_kv). A query that may read nothing gets zeros and passes no
-    gradient. No T × S matrix is held, except by torch where dropout is on.
+    gradient. No T × S matrix is held, except by torch where dropout is on. `sinks` (h,) are scores
+    of each head that take their part of the softmax and stand for no value.
     """
     if visibility.runs is not None:
         run_by_run = [
@@ -56,23 +58,25 @@ def attend(
                 scale=scale,
                 soft_cap=soft_cap,
                 dropout=dropout,
+                sinks=sinks,
             )
             for part, rule in visibility.by_run()
         ]
         return torch.cat(run_by_run, dim=2)
-    if soft_cap is None and visibility.is_plainly_causal and q.shape[2] > 1:
+    by_torch = soft_cap is None and sinks is None
+    if by_torch and visibility.is_plainly_causal and q.shape[2] > 1:
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, dropout_p=dropout, enable_gqa=True
         )
     starts = range(0, visibility.n_queries, QUERY_BLOCK)
     if len(starts) == 1:
-        return _attend_block(q, k, v, visibility, 0, scale, soft_cap, dropout)
+        return _attend_block(q, k, v, visibility, 0, scale, soft_cap, dropout, sinks)
     run: Callable[..., Tensor] = _attend_block
     if torch.is_grad_enabled():
         # A block is computed again for its gradients: the scores or masks that all blocks would
         # keep until then are the T × S matrix.
         run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=dropout > 0)
-    results = [run(q, k, v, visibility, start, scale, soft_cap, dropout) for start in starts]
+    results = [run(q, k, v, visibility, start, scale, soft_cap, dropout, sinks) for start in starts]
     return torch.cat(results, dim=2)
 
 
@@ -85,6 +89,7 @@ def _attend_block(
     scale: float,
     soft_cap: float | None,
     dropout: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     block = visibility.block(start, min(start + QUERY_BLOCK, visibility.n_queries), q.device)
     batch, heads, _, width = q.shape
@@ -103,15 +108,23 @@ def _attend_block(
     q = q.reshape(batch, kv_heads, group * rows, width)
     if mask is not None and group > 1:
         mask = mask.repeat(1, 1, group, 1)
-    if soft_cap is None:
+    if soft_cap is None and sinks is None:
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout
         )
     else:
-        scores = soft_cap * torch.tanh(q @ k.transpose(-1, -2) * scale / soft_cap)
+        scores = q @ k.transpose(-1, -2) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
-        weights = scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1)
+        scores = scores.to(torch.promote_types(q.dtype, torch.float32))
+        if sinks is None:
+            weights = scores.softmax(-1)
+        else:
+            of_rows = sinks.to(scores.dtype).view(1, kv_heads, group, 1).expand(batch, -1, -1, rows)
+            nowhere = of_rows.reshape(batch, kv_heads, group * rows, 1)
+            weights = torch.cat([scores, nowhere], -1).softmax(-1)[..., :-1]
         out = F.dropout(weights.to(q.dtype), dropout, training=dropout > 0) @ v
     out = out.reshape(batch, heads, rows, width)
     return out if reads is None else torch.where(reads, out, 0)
@@ -123,7 +136,9 @@ class Attention(nn.Module):
     Shapes: x (B, T, d) → (B, T, d). Parameters: q (h·d_h, d), k, v (h_kv·d_h, d),
     out (d, h·d_h), biases as configured, q_norm and k_norm when configured: (d_h,), or (h·d_h,)
     and (h_kv·d_h,) unless each head is normalised by the same weights.
-    Source: Vaswani et al. 2017, §3.2; grouped queries: Ainslie et al. 2023.
+    sinks (h,) when configured.
+    Source: Vaswani et al. 2017, §3.2; grouped queries: Ainslie et al. 2023; sinks: OpenAI 2025
+    (gpt-oss), `torch/model.py`.
     """
 
     def __init__(self, d: int, config: AttentionConfig) -> None:
@@ -134,6 +149,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(d, kv_width, bias=config.qkv_bias)
         self.v = nn.Linear(d, kv_width, bias=config.qkv_bias)
         self.out = nn.Linear(width, d, bias=config.out_bias)
+        self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if config.sinks else None
         norm = config.qk_norm
         self.q_norm = None if norm is None else _qk_norm(config, norm, config.n_heads)
         self.k_norm = None if norm is None else _qk_norm(config, norm, config.n_kv_heads)
@@ -165,6 +181,7 @@ class Attention(nn.Module):
             scale=config.score_scale,
             soft_cap=config.soft_cap,
             dropout=config.dropout if self.training else 0.0,
+            sinks=self.sinks,
         )
         joined: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return joined

@@ -141,7 +141,8 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
     keys = 2 * rows * h_kv * (run.length if run.context > 1 else run.queries)
     scores = queries * run.length
     windowed = attention.window is not None and attention.window < run.length
-    plain = not (run.documents or windowed or run.context > 1 or attention.soft_cap is not None)
+    by_hand = attention.soft_cap is not None or attention.sinks
+    plain = not (run.documents or windowed or run.context > 1 or by_hand)
     if not plain and run.queries // (2 if run.context > 1 else 1) > QUERY_BLOCK:
         # Computed again block by block, from what rotation has given in float32; keys and values
         # that are gathered from other processes are in one tensor.
@@ -153,7 +154,7 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
                 "keys and values": (turned + values) * keys // 2 * d_h,
             }
         )
-    if attention.dropout and attention.soft_cap is None:
+    if attention.dropout and not by_hand:
         # Only torch's plain path drops: float32, keys repeated for each head, scores held.
         return Kept(
             {
@@ -168,11 +169,15 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
             "keys and values": run.narrow * keys * d_h,
         }
     )
-    if attention.soft_cap is not None:
+    if by_hand:
         # Bounded scores, float32 weights and, if narrower, those that multiply values.
+        bounded = run.narrow if attention.soft_cap is not None else 0
         narrow = run.narrow if run.narrow < _WIDE else 0
         dropped = run.narrow if attention.dropout else 0
-        kept["scores"] = (run.narrow + _WIDE + narrow + dropped) * scores
+        kept["scores"] = (bounded + _WIDE + narrow + dropped) * scores
+        if run.documents or windowed:
+            masks = (rows if run.documents else 1) * (h // h_kv) * run.queries * run.length
+            kept["masks"] = masks  # one byte each
         return kept
     kept["attention's result"] = run.narrow * queries * d_h
     kept["scores"] = _WIDE * queries

@@ -244,6 +244,7 @@ UNKNOWN = {
     "gelu": {"feedforward": {"activation": "gelu"}},
     "feed-forward bias": {"feedforward": {"bias": True}},
     "feed-forward dropout": {"feedforward": {"dropout": 0.1}},
+    "sinks": {"attention": {"sinks": True}},
     "bounded": {"feedforward": {"limit": 7.0}},
     "offset": {"feedforward": {"up_offset": 1.0}},
     "experts": {"feedforward": {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"d_ff": 32}}},

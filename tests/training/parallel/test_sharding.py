@@ -35,6 +35,7 @@ ON_TWO: Cases = [
     ("out bias", Sizes(tensor=2), {}),
     ("q/k layer norm", Sizes(tensor=2), {}),
     ("mlp relu", Sizes(tensor=2), {"checkpoint": True}),
+    ("sinks", Sizes(tensor=2), {}),
     ("62 ids", Sizes(tensor=2), {}),
     ("62 ids, tied", Sizes(tensor=2), {}),
     ("parallel sandwich", Sizes(tensor=2), {}),

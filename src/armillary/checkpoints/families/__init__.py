@@ -4,16 +4,17 @@ from armillary.checkpoints.families.falcon import FALCON
 from armillary.checkpoints.families.family import Family
 from armillary.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from armillary.checkpoints.families.gpt2 import GPT2
+from armillary.checkpoints.families.gpt_oss import GPT_OSS
 from armillary.checkpoints.families.granite import GRANITE
 from armillary.checkpoints.families.llama import LLAMA
-from armillary.checkpoints.families.mixtral import MIXTRAL
-from armillary.checkpoints.families.olmoe import OLMOE
-from armillary.checkpoints.families.qwen3_moe import QWEN3_MOE
 from armillary.checkpoints.families.mistral import MISTRAL
+from armillary.checkpoints.families.mixtral import MIXTRAL
 from armillary.checkpoints.families.neox import NEOX
 from armillary.checkpoints.families.olmo2 import OLMO2
+from armillary.checkpoints.families.olmoe import OLMOE
 from armillary.checkpoints.families.phi3 import PHI3
 from armillary.checkpoints.families.qwen import QWEN2, QWEN3
+from armillary.checkpoints.families.qwen3_moe import QWEN3_MOE
 from armillary.checkpoints.families.smollm3 import SMOLLM3
 from armillary.checkpoints.families.stablelm import STABLELM
 
@@ -37,6 +38,7 @@ FAMILIES: tuple[Family, ...] = (
     MIXTRAL,
     QWEN3_MOE,
     OLMOE,
+    GPT_OSS,
 )
 
 __all__ = ["FAMILIES", "Family"]

@@ -1,11 +1,11 @@
-"""What families with experts share: the template, the keys and how directories hold the matrices."""
+"""What families with experts share: template, keys, and how directories hold the matrices."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from armillary.checkpoints.families.common import HUGGINGFACE_KEYS, changed
-from armillary.checkpoints.families.family import Key
+from armillary.checkpoints.families.family import Entries, Key
 from armillary.checkpoints.layouts import Numbered
 
 _MIXTURE = "layers.*.feedforward."
@@ -16,15 +16,22 @@ TRAINING_ONLY = frozenset({"output_router_logits", "router_aux_loss_coef", "rout
 """Keys without bearing on what is computed."""
 
 
-def mixture(
-    router: Mapping[str, Any] | None = None, expert: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The entries of a feed-forward with gated experts; others add."""
-    return {
+def with_experts(
+    template: Entries,
+    *,
+    router: Mapping[str, Any] | None = None,
+    expert: Mapping[str, Any] | None = None,
+    shared: Mapping[str, Any] | None = None,
+) -> Entries:
+    """A template with gated experts for its feed-forward; entries add."""
+    gated = {"kind": "glu", "activation": "silu"}
+    template["layers"]["feedforward"] = {
         "kind": "moe",
-        "expert": {"kind": "glu", "activation": "silu", **(expert or {})},
+        "expert": {**gated, **(expert or {})},
         "router": dict(router or {}),
+        "shared": None if shared is None else {**gated, **shared},
     }
+    return template
 
 
 def number(key: str, **options: Any) -> Key:

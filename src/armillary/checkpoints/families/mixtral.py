@@ -7,15 +7,15 @@ from armillary.checkpoints.families.common import EVERY_LAYER, huggingface_names
 from armillary.checkpoints.families.experts import (
     TRAINING_ONLY,
     expert_keys,
-    mixture,
     number,
     numbered_experts,
+    with_experts,
 )
 from armillary.checkpoints.families.family import Family, HuggingFaceTable, Key, RotaryKeys
 
 MIXTRAL = Family(
     name="mixtral",
-    template=pre_norm(feedforward=mixture()),
+    template=with_experts(pre_norm()),
     huggingface=HuggingFaceTable(
         architecture="MixtralForCausalLM",
         model_type="mixtral",

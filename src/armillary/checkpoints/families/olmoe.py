@@ -14,16 +14,16 @@ from armillary.checkpoints.families.experts import (
     NORMALISE,
     TRAINING_ONLY,
     expert_keys,
-    mixture,
     number,
     numbered_experts,
+    with_experts,
 )
 from armillary.checkpoints.families.family import Family, HuggingFaceTable, Key
 
 OLMOE = Family(
     name="olmoe",
-    template=pre_norm(
-        attention={"qk_norm": {"kind": "rms"}, "qk_norm_over": "all_heads"}, feedforward=mixture()
+    template=with_experts(
+        pre_norm(attention={"qk_norm": {"kind": "rms"}, "qk_norm_over": "all_heads"})
     ),
     huggingface=HuggingFaceTable(
         architecture="OlmoeForCausalLM",

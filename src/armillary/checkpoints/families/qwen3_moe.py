@@ -13,9 +13,9 @@ from armillary.checkpoints.families.experts import (
     NORMALISE,
     TRAINING_ONLY,
     expert_keys,
-    mixture,
     number,
     numbered_experts,
+    with_experts,
 )
 from armillary.checkpoints.families.family import (
     ACTIVATION,
@@ -69,7 +69,7 @@ def _write_layers(config: DecoderConfig) -> Entries:
 
 QWEN3_MOE = Family(
     name="qwen3-moe",
-    template=pre_norm(attention={"qk_norm": {"kind": "rms"}}, feedforward=mixture()),
+    template=with_experts(pre_norm(attention={"qk_norm": {"kind": "rms"}})),
     huggingface=HuggingFaceTable(
         architecture="Qwen3MoeForCausalLM",
         model_type="qwen3_moe",

@@ -59,6 +59,7 @@ def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
         and rotary.d_rotary == attention.d_head
         and attention.qk_norm is None
         and attention.soft_cap is None
+        and not attention.sinks
         and not (attention.qkv_bias or attention.out_bias or feedforward.bias)
         and feedforward.kind == "glu"
         and feedforward.activation == "silu"

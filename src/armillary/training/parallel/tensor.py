@@ -59,6 +59,7 @@ _ONCE = Share(Replicate(), Partial(), once=True)
 # second. Of q_norm and k_norm every process sees its own heads.
 PLAN = (
     ("layers.*.attention.[qkv].*", _OUTPUTS),
+    ("layers.*.attention.sinks", _OUTPUTS),
     ("layers.*.attention.out.weight", _INPUTS),
     ("layers.*.attention.out.bias", _ONCE),
     ("layers.*.attention.[qk]_norm.*", _WHOLE_ON_A_PART),
