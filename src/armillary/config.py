@@ -102,15 +102,33 @@ class RotaryConfig(_Strict):
         return self
 
 
+class LatentConfig(_Strict):
+    """Keys and values of all heads out of one vector a token, which alone is cached (DeepSeek).
+
+    A normalised vector of `kv_rank` channels gives each head its key, the last `d_rope` channels
+    aside, and its value of width `d_value`; these last channels, which alone turn, are one key for
+    all heads. `q_rank` makes queries out of such a vector too, None of the layer's input.
+    Source: DeepSeek-AI 2024 (V2), §2.1.
+    """
+
+    kv_rank: Size
+    q_rank: Size | None = None
+    d_rope: Size
+    d_value: Size
+    norm: NormConfig = NormConfig(eps=1e-6)
+
+
 class AttentionConfig(_Strict):
     """Causal attention with h query heads on h_kv key/value heads.
 
     `window` w lets a position read itself and the w − 1 before it; None reads all before.
     `scale` multiplies the scores, d_head^(−1/2) when None. `soft_cap` c turns scores into
     c·tanh(score / c). `sinks` gives each query head one more score, a learned number for which
-    there is no value, so that attention may go nowhere (gpt-oss). `qk_norm` normalises queries and keys before the rotation; `qk_norm_over`
-    says what of them: each head, with one weight for all (Qwen3) or `own_weights` for each
-    (StableLM 2), or all heads of a token as one vector (OLMo 2).
+    there is no value, so that attention may go nowhere (gpt-oss). `qk_norm` normalises queries and
+    keys before the rotation; `qk_norm_over` says what of them: each head, with one weight for all
+    (Qwen3) or `own_weights` for each (StableLM 2), or all heads of a token as one vector (OLMo 2).
+    With `latent`, keys and values come from a vector that all heads share; then the channels that
+    turn are the last ones of a head, and `qkv_bias` is of the projections to such vectors.
     """
 
     n_heads: Size
@@ -125,6 +143,7 @@ class AttentionConfig(_Strict):
     soft_cap: Positive | None = None
     scale: Positive | None = None
     sinks: bool = False
+    latent: LatentConfig | None = None
     dropout: Probability = 0.0
 
     @model_validator(mode="after")
@@ -138,6 +157,8 @@ class AttentionConfig(_Strict):
                 f"qk_norm_over is {self.qk_norm_over}, but there is no qk_norm; give one or leave "
                 "it out"
             )
+        if self.latent is not None:
+            self._check_latent(self.latent)
         if self.rotary is not None and self.rotary.d_rotary > self.d_head:
             raise ValueError(
                 f"d_rotary {self.rotary.d_rotary} is more than a head's width d_head {self.d_head}"
@@ -148,6 +169,38 @@ class AttentionConfig(_Strict):
     def score_scale(self) -> float:
         """What scores are multiplied by."""
         return self.d_head**-0.5 if self.scale is None else self.scale
+
+    def _check_latent(self, latent: LatentConfig) -> None:
+        if self.n_kv_heads != self.n_heads:
+            raise ValueError(
+                f"with latent every query head has a key of its own: n_kv_heads {self.n_kv_heads} "
+                f"must be n_heads {self.n_heads}"
+            )
+        if self.qk_norm is not None:
+            raise ValueError("with latent there is no qk_norm; the vectors have norms of their own")
+        d_rotary = None if self.rotary is None else self.rotary.d_rotary
+        if d_rotary != latent.d_rope or latent.d_rope >= self.d_head:
+            raise ValueError(
+                f"latent.d_rope {latent.d_rope} must be d_rotary {d_rotary} and less than d_head "
+                f"{self.d_head}"
+            )
+
+    @property
+    def d_turning(self) -> int:
+        """Channels of a head of which a part, or all, may turn."""
+        return self.d_head if self.latent is None else self.latent.d_rope
+
+    @property
+    def d_value(self) -> int:
+        """The width of a value head."""
+        return self.d_head if self.latent is None else self.latent.d_value
+
+    @property
+    def kept(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Heads and width of the keys and of the values that a cache keeps."""
+        if self.latent is None:
+            return (self.n_kv_heads, self.d_head), (self.n_kv_heads, self.d_head)
+        return (1, self.latent.d_rope), (1, self.latent.kv_rank)
 
     def qk_norm_width(self, n_heads: int) -> int:
         """Weights of the norm of so many query or key heads."""
@@ -586,6 +639,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "router": RouterConfig,
     "norm": NormConfig,
     "qk_norm": NormConfig,
+    "latent": LatentConfig,
     "final_norm": NormConfig,
 }
 _OF_A_KIND = {"moe": "a 'feedforward' of kind 'moe'"}

@@ -20,6 +20,7 @@ from armillary.parts.attention import Attention, KeyValueStore
 from armillary.parts.experts import MixtureOfExperts
 from armillary.parts.feedforward import build_feedforward
 from armillary.parts.kv_cache import KVCache
+from armillary.parts.latent_attention import LatentAttention
 from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.norm import build_norm
 from armillary.parts.positions import LearnedPositions, SinusoidalPositions
@@ -63,7 +64,8 @@ class DecoderLayer(nn.Module):
         self.residual = config.residual
         self.residual_scale = config.residual_scale
         self.norm1 = norm(reads)
-        self.attention = Attention(d, config.attention)
+        attention = Attention if config.attention.latent is None else LatentAttention
+        self.attention: Attention | LatentAttention = attention(d, config.attention)
         self.post_norm1 = norm(gives)
         self.norm2 = norm(reads and config.residual != "parallel_shared_norm")
         self.feedforward = _build_feedforward(d, config.feedforward)

@@ -216,9 +216,10 @@ def attention(
     Source: Vaswani et al. 2017, §3.2; Ainslie et al. 2023 (grouped queries).
     """
     B, h, T, d_h = q.shape
+    d_value = v.shape[-1]
     queries_per_head = h // k.shape[1]
     scale = d_h**-0.5 if scale is None else scale
-    result = np.zeros((B, h, T, d_h))
+    result = np.zeros((B, h, T, d_value))
     for row in range(B):
         for head in range(h):
             keys, values = k[row, head // queries_per_head], v[row, head // queries_per_head]
@@ -571,6 +572,10 @@ def self_attention(
     x (B, T, d), angles (B, T, d_rotary / 2), may_read (B, T, S), cached keys and values
     (B, h_kv, p, d_h) → the result (B, T, d), and all keys and values (B, h_kv, S, d_h).
     """
+    if config["latent"] is not None:
+        return latent_attention(
+            config, weights, name, x, angles=angles, may_read=may_read, cached=cached
+        )
     B, T, _ = x.shape
     h, h_kv, d_h = config["n_heads"], config["n_kv_heads"], config["d_head"]
 
@@ -596,6 +601,57 @@ def self_attention(
     )
     joined = result.transpose(0, 2, 1, 3).reshape(B, T, h * d_h)
     return linear(weights, f"{name}.out", joined, config["out_bias"]), (k, v)
+
+
+def latent_attention(
+    config: Config,
+    weights: Weights,
+    name: str,
+    x: Array,
+    *,
+    angles: Array,
+    may_read: Booleans,
+    cached: KeysValues | None,
+) -> tuple[Array, KeysValues]:
+    """Attention whose keys and values come from one vector c of r = kv_rank channels a token.
+
+    [c', k_R] = W_down x, c = Norm(c'); each head has the key [W_k c, R k_R], the query [q, R q_R]
+    and the value W_v c; q of all heads is W x, or W_up Norm(W_down x). Cached are R k_R and c.
+    Source: DeepSeek-AI 2024 (V2), §2.1.
+    """
+    B, T, _ = x.shape
+    latent, bias = config["latent"], config["qkv_bias"]
+    h, r, d_key = config["n_heads"], latent["kv_rank"], config["d_head"] - latent["d_rope"]
+    layout, factor = config["rotary"]["layout"], rotary_attention_factor(config["rotary"])
+
+    def down(which: str, rank: int) -> tuple[Array, Array]:
+        projected = linear(weights, f"{name}.{which}_down", x, bias)
+        of_norm = norm(latent["norm"], weights, f"{name}.{which}_norm", projected[..., :rank])
+        return of_norm, projected[..., rank:]
+
+    if latent["q_rank"] is None:
+        q = linear(weights, f"{name}.q", x, bias=False)
+    else:
+        q = linear(weights, f"{name}.q_up", down("q", latent["q_rank"])[0], bias=False)
+    q = q.reshape(B, T, h, -1).transpose(0, 2, 1, 3)
+    q = np.concatenate([q[..., :d_key], rotate(q[..., d_key:], angles, layout, factor)], axis=-1)
+    c, k_rope = down("kv", r)
+    c, k_rope = c[:, None], rotate(k_rope[:, None], angles, layout, factor)  # as of one head
+    if cached is not None:
+        k_rope, c = (np.concatenate(both, axis=2) for both in zip(cached, (k_rope, c), strict=True))
+
+    S = c.shape[2]
+    up = linear(weights, f"{name}.kv_up", c[:, 0], bias=False)
+    up = up.reshape(B, S, h, -1).transpose(0, 2, 1, 3)
+    k = np.concatenate([up[..., :d_key], np.repeat(k_rope, h, axis=1)], axis=-1)
+    scale = config["d_head"] ** -0.5 if config["scale"] is None else config["scale"]
+    sinks = parameter(weights, f"{name}.sinks") if config["sinks"] else None
+    visible = within_window(may_read, config["window"])
+    result = attention(
+        q, k, up[..., d_key:], visible, scale=scale, soft_cap=config["soft_cap"], sinks=sinks
+    )
+    joined = result.transpose(0, 2, 1, 3).reshape(B, T, -1)
+    return linear(weights, f"{name}.out", joined, config["out_bias"]), (k_rope, c)
 
 
 def decoder_layer(

@@ -9,6 +9,7 @@ from armillary.config import (
     AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
+    LatentConfig,
     LayerConfig,
     MixtureConfig,
     NormConfig,
@@ -170,6 +171,18 @@ def _mixtures() -> dict[str, DecoderConfig]:
     variants["sinks, soft cap and window"] = config(
         layer(attention={"sinks": True, "window": 3, "soft_cap": 2.0}),
         layer(attention={"sinks": True, "scale": 0.7}),
+    )
+    latent = {"kv_rank": 12, "q_rank": 14, "d_rope": 4, "d_value": 8, "norm": NormConfig(eps=1e-3)}
+    kept = {"n_kv_heads": 6, "latent": LatentConfig(**latent)}  # type: ignore[arg-type]
+    turned = {"d_rotary": 4, "layout": "interleaved"}
+    variants["latent"] = _both(attention=kept | {"scale": 0.4}, rotary=turned)
+    direct = LatentConfig(**latent | {"q_rank": None, "d_value": 12})  # type: ignore[arg-type]
+    variants["latent, queries direct"] = config(
+        layer(
+            attention=kept | {"latent": direct, "out_bias": True, "qkv_bias": True},
+            rotary={"d_rotary": 4, "scaling": SCALINGS["yarn"]},
+        ),
+        layer(attention=kept | {"window": 3, "qkv_bias": True}, rotary={"d_rotary": 4}),
     )
     variants["clipped glu"] = _both(feedforward={"limit": 0.5, "up_offset": 1.0})
     variants["quick gelu"] = _both(feedforward={"activation": "quick_gelu"})

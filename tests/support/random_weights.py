@@ -43,7 +43,6 @@ def parameter_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int
 
 def _layer_shapes(layer: Mapping[str, Any], d: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     attention, feedforward = layer["attention"], layer["feedforward"]
-    h, h_kv, d_h = attention["n_heads"], attention["n_kv_heads"], attention["d_head"]
     if layer["norm_placement"] != "post":
         yield from _norm_shapes("norm1", layer["norm"], d)
         if layer["residual"] != "parallel_shared_norm":
@@ -52,17 +51,7 @@ def _layer_shapes(layer: Mapping[str, Any], d: int) -> Iterator[tuple[str, tuple
         yield from _norm_shapes("post_norm1", layer["norm"], d)
         yield from _norm_shapes("post_norm2", layer["norm"], d)
 
-    for which, count in (("q", h), ("k", h_kv), ("v", h_kv)):
-        yield from _linear_shapes(f"attention.{which}", count * d_h, d, attention["qkv_bias"])
-    yield from _linear_shapes("attention.out", d, h * d_h, attention["out_bias"])
-    if attention["sinks"]:
-        yield "attention.sinks", (h,)
-    if attention["qk_norm"] is not None:
-        shared = attention["qk_norm_over"] == "head"
-        for which, count in (("q", h), ("k", h_kv)):
-            width = d_h if shared else count * d_h
-            yield from _norm_shapes(f"attention.{which}_norm", attention["qk_norm"], width)
-
+    yield from _attention_shapes(attention, d)
     if feedforward["kind"] != "moe":
         yield from _dense_shapes("feedforward", feedforward, d)
         return
@@ -76,6 +65,43 @@ def _layer_shapes(layer: Mapping[str, Any], d: int) -> Iterator[tuple[str, tuple
         yield from _dense_shapes("feedforward.shared", feedforward["shared"], d)
     if feedforward["shared_gate"]:
         yield "feedforward.shared_gate.weight", (1, d)
+
+
+def _latent_shapes(attention: Mapping[str, Any], d: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    latent, h, d_h = attention["latent"], attention["n_heads"], attention["d_head"]
+    r, q_rank, d_rope, d_value = (latent[n] for n in ("kv_rank", "q_rank", "d_rope", "d_value"))
+    bias = attention["qkv_bias"]
+    if q_rank is None:
+        yield "attention.q.weight", (h * d_h, d)
+    else:
+        yield from _linear_shapes("attention.q_down", q_rank, d, bias)
+        yield from _norm_shapes("attention.q_norm", latent["norm"], q_rank)
+        yield "attention.q_up.weight", (h * d_h, q_rank)
+    yield from _linear_shapes("attention.kv_down", r + d_rope, d, bias)
+    yield from _norm_shapes("attention.kv_norm", latent["norm"], r)
+    yield "attention.kv_up.weight", (h * (d_h - d_rope + d_value), r)
+    yield from _linear_shapes("attention.out", d, h * d_value, attention["out_bias"])
+    if attention["sinks"]:
+        yield "attention.sinks", (h,)
+
+
+def _attention_shapes(
+    attention: Mapping[str, Any], d: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    h, h_kv, d_h = attention["n_heads"], attention["n_kv_heads"], attention["d_head"]
+    if attention["latent"] is not None:
+        yield from _latent_shapes(attention, d)
+        return
+    for which, count in (("q", h), ("k", h_kv), ("v", h_kv)):
+        yield from _linear_shapes(f"attention.{which}", count * d_h, d, attention["qkv_bias"])
+    yield from _linear_shapes("attention.out", d, h * d_h, attention["out_bias"])
+    if attention["sinks"]:
+        yield "attention.sinks", (h,)
+    if attention["qk_norm"] is not None:
+        shared = attention["qk_norm_over"] == "head"
+        for which, count in (("q", h), ("k", h_kv)):
+            width = d_h if shared else count * d_h
+            yield from _norm_shapes(f"attention.{which}_norm", attention["qk_norm"], width)
 
 
 def _dense_shapes(

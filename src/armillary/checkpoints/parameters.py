@@ -11,6 +11,7 @@ from armillary.config import (
     AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
+    LatentConfig,
     MixtureConfig,
     NormConfig,
 )
@@ -49,6 +50,9 @@ def parameter_shapes(config: DecoderConfig) -> dict[str, Shape]:
 
 
 def _attention(config: AttentionConfig, d: int) -> Iterator[tuple[str, Shape]]:
+    if config.latent is not None:
+        yield from _latent(config, config.latent, d)
+        return
     width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     for name, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
         yield from _linear(f"attention.{name}", rows, d, config.qkv_bias)
@@ -65,6 +69,23 @@ def _feedforward(config: AnyFeedForward, d: int) -> Iterator[tuple[str, Shape]]:
         yield from _mixture(config, d)
     else:
         yield from _dense("feedforward", config, d)
+
+
+def _latent(config: AttentionConfig, latent: LatentConfig, d: int) -> Iterator[tuple[str, Shape]]:
+    h, r, bias = config.n_heads, latent.kv_rank, config.qkv_bias
+    if latent.q_rank is None:
+        yield from _linear("attention.q", h * config.d_head, d, bias=False)
+    else:
+        yield from _linear("attention.q_down", latent.q_rank, d, bias)
+        yield from _norm("attention.q_norm", latent.q_rank, latent.norm)
+        yield from _linear("attention.q_up", h * config.d_head, latent.q_rank, bias=False)
+    yield from _linear("attention.kv_down", r + latent.d_rope, d, bias)
+    yield from _norm("attention.kv_norm", r, latent.norm)
+    wide = h * (config.d_head - latent.d_rope + latent.d_value)
+    yield from _linear("attention.kv_up", wide, r, bias=False)
+    yield from _linear("attention.out", d, h * latent.d_value, config.out_bias)
+    if config.sinks:
+        yield "attention.sinks", (h,)
 
 
 def _mixture(config: MixtureConfig, d: int) -> Iterator[tuple[str, Shape]]:

@@ -7,6 +7,7 @@ the configurations that parts are built from.
 from armillary.config import (
     AttentionConfig,
     FeedForwardConfig,
+    LatentConfig,
     MixtureConfig,
     NormConfig,
     RotaryConfig,
@@ -16,6 +17,7 @@ from armillary.parts.attention import Attention, KeyValueStore, attend
 from armillary.parts.experts import Experts, MixtureOfExperts, Router, Routing, StackedLinear
 from armillary.parts.feedforward import GLU, MLP, build_feedforward
 from armillary.parts.kv_cache import KVCache
+from armillary.parts.latent_attention import LatentAttention
 from armillary.parts.layer_store import CacheError, LayerStore
 from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.norm import LayerNorm, RMSNorm, build_norm
@@ -43,6 +45,8 @@ __all__ = [
     "FeedForwardConfig",
     "KVCache",
     "KeyValueStore",
+    "LatentAttention",
+    "LatentConfig",
     "LayerNorm",
     "LayerStore",
     "LearnedPositions",

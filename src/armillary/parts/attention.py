@@ -27,7 +27,10 @@ class KeyValueStore(Protocol):
     """What attention asks of a cache."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take (B, h_kv, T, d_h) new keys and values; give all that are to be read."""
+        """Take (B, h_kv, T, d_h) new keys and values; give all that are to be read.
+
+        Of latent attention, the shared key and the vector that keys and values are made of.
+        """
 
 
 def attend(
@@ -43,8 +46,8 @@ def attend(
 ) -> Tensor:
     """softmax(scale · q·kᵀ)·v over the keys that may be read.
 
-    Shapes: q (B, h, T, d_h), k, v (B, h_kv, S, d_h) → (B, h, T, d_h). Query head i reads
-    key/value head i // (h / h_kv). A query that may read nothing gets zeros and passes no
+    Shapes: q (B, h, T, d_h), k, v (B, h_kv, S, d_h) → (B, h, T, d_h); values may have a width of
+    their own. Query head i reads key/value head i // (h / h_kv). A query that may read nothing gets zeros and passes no
     gradient. No T × S matrix is held, except by torch where dropout is on. `sinks` (h,) are scores
     of each head that take their part of the softmax and stand for no value.
     """
@@ -126,7 +129,7 @@ def _attend_block(
             nowhere = of_rows.reshape(batch, kv_heads, group * rows, 1)
             weights = torch.cat([scores, nowhere], -1).softmax(-1)[..., :-1]
         out = F.dropout(weights.to(q.dtype), dropout, training=dropout > 0) @ v
-    out = out.reshape(batch, heads, rows, width)
+    out = out.reshape(batch, heads, rows, v.shape[3])
     return out if reads is None else torch.where(reads, out, 0)
 
 

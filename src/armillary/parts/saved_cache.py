@@ -74,8 +74,9 @@ def _check(path: Path, about: SavedCache, found: dict[str, Shape]) -> None:
         held = length
         if about.windowed and attention.window is not None and len(found.get(key, ())) == 4:
             held = min(length, max(attention.window - 1, found[key][2]))
-        shape = (rows, attention.n_kv_heads, held, attention.d_head)
-        expected |= {key: shape, f"layers.{number}.v": shape}
+        (k_heads, k_width), (v_heads, v_width) = attention.kept
+        expected[key] = (rows, k_heads, held, k_width)
+        expected[f"layers.{number}.v"] = (rows, v_heads, held, v_width)
     for name in sorted(expected.keys() | found.keys()):
         if found.get(name) != expected.get(name):
             raise CheckpointError(
