@@ -117,6 +117,8 @@ NOT_CARRIED_OF = {
     "stablelm": {"hidden_dropout"},
     "falcon": {"alibi"},
     "llama": {"pretraining_tp"},
+    "gpt-oss": {"hidden_act", "swiglu_alpha"},
+    "deepseek-v3": {"pretraining_tp", "head_dim", "qk_head_dim", "intermediate_size"},
     # Which layers are dense is said in the other of two ways, the number of experts by one name.
     "qwen3-moe": {"num_local_experts", "decoder_sparse_step", "mlp_only_layers"}
     | {"intermediate_size"},

@@ -340,6 +340,26 @@ PEERS["gpt-oss"] = PeerFamily(
     },
 )
 
+PEERS["deepseek-v3"] = PeerFamily(
+    "deepseek_v3",
+    "DeepseekV3Config",
+    "DeepseekV3ForCausalLM",
+    _LIKE_LLAMA
+    | _EXPERTS
+    | {"num_key_value_heads": 6, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
+    | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 14}
+    | {"n_group": 4, "topk_group": 2, "kv_lora_rank": 12, "q_lora_rank": 14}
+    | {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    {
+        "plain": _PLAIN,
+        "scaled softmax": rope(YARN | {"mscale": 1.3, "mscale_all_dim": 0.8}, n_shared_experts=2),
+        "queries direct, biases": rope(
+            YARN, q_lora_rank=None, attention_bias=True, norm_topk_prob=False
+        ),
+        "halves": rope(DEFAULT, rope_interleave=False, first_k_dense_replace=0),
+    },
+)
+
 CASES = [(name, variant) for name, peer in PEERS.items() for variant in peer.variants]
 """All families with all their variants."""
 
@@ -355,11 +375,14 @@ def build_peer(name: str, variant: str, *, seed: int = 0, **entries: Any) -> Any
     config._experts_implementation = "eager"
     peer = getattr(transformers, family.model)(config).double().eval()
     generator = torch.Generator().manual_seed(seed)
+    biases = [pair for pair in peer.named_buffers() if pair[0].endswith("correction_bias")]
     with torch.no_grad():
-        for label, parameter in peer.named_parameters():
+        for label, parameter in (*peer.named_parameters(), *biases):
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             is_norm = parameter.dim() == 1 and label.endswith("weight")
             parameter.copy_(0.3 * noise + is_norm)
+            if ".mlp.gate." in label:  # which transformers loads in float32 whatever the type
+                parameter.copy_(parameter.to(torch.float32))
     return peer
 
 

@@ -8,6 +8,7 @@ from armillary.config import (
     AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
+    LatentConfig,
     LayerConfig,
     MixtureConfig,
     NormConfig,
@@ -51,6 +52,12 @@ VARIANTS = {
     "qk layer norm": decoder_of({"qk_norm": LAYER_NORM}),
     "window": decoder_of({"window": 20}),
     "soft cap": decoder_of({"soft_cap": 20.0}),
+    "latent": decoder_of(
+        {
+            "n_kv_heads": 6,
+            "latent": LatentConfig(kv_rank=12, q_rank=14, d_rope=6, d_value=8),
+        }
+    ),
     "sinks": decoder_of({"sinks": True}),
     "attention dropout": decoder_of({"dropout": 0.1}),
     "mlp": decoder_of(feedforward={"kind": "mlp", "activation": "gelu"}),

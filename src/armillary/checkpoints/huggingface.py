@@ -4,6 +4,7 @@ Works from the families' tables. Every key of config.json is used or refused, by
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,7 +148,9 @@ def _rotary(
     keys = table.rotary
     if keys is None:
         return {None: None}
-    d_head = decoder["layers"][0]["attention"]["d_head"]
+    attention = decoder["layers"][0]["attention"]
+    latent = attention.get("latent")
+    d_head = attention["d_head"] if latent is None else latent["d_rope"]
     by_type = read_huggingface_rotary(
         entries,
         d_head=d_head,
@@ -273,6 +276,12 @@ def _without_redundant(
     These are unscaled, and rounded when the model was saved in a low-precision type.
     """
     kept = dict(found)
+    if table.passes_over_later_layers:
+        later = re.compile(r"model\.layers\.(\d+)\.")
+        for name in found:
+            layer_of = later.match(name)
+            if layer_of is not None and int(layer_of[1]) >= config.n_layers:
+                del kept[name]
     for i, layer in enumerate(config.layers):
         for template in table.redundant:
             tensor = kept.pop(template.replace("{i}", str(i)), None)

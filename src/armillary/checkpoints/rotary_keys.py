@@ -222,7 +222,7 @@ def _one_written(rotary: RotaryConfig, config: DecoderConfig, keys: RotaryKeys) 
     if parameters["rope_type"] == "default":
         old = None
     written: dict[str, Any] = {keys.base: base, "rope_scaling": old, "rope_parameters": parameters}
-    d_head = config.layers[0].attention.d_head
+    d_head = config.layers[0].attention.d_turning
     if keys.partial or rotary.d_rotary != d_head:
         portion = rotary.d_rotary / d_head
         written[keys.portion] = portion

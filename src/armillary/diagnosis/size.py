@@ -16,6 +16,7 @@ from armillary.config import (
     AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
+    LatentConfig,
     LayerConfig,
     MixtureConfig,
     NormConfig,
@@ -209,8 +210,9 @@ def multiplied_parameters(config: DecoderConfig) -> int:
 def cache_bytes_per_token(config: DecoderConfig, dtype: str, length: int = 1) -> int:
     """Bytes by which the `length`-th token of a sequence makes the cache grow.
 
-    K and V of each key/value head: Σ over layers of 2·h_kv·d_h·bytes; a layer with a window that
-    is already full grows no more. `dtype` is a key of BYTES_OF.
+    K and V of each key/value head: Σ over layers of 2·h_kv·d_h·bytes, or of latent attention the
+    vector and the key that all heads share; a layer with a window that is already full grows no
+    more. `dtype` is a key of BYTES_OF.
     """
     return cache_bytes(config, dtype, length) - cache_bytes(config, dtype, length - 1)
 
@@ -221,7 +223,8 @@ def cache_bytes(config: DecoderConfig, dtype: str, length: int, batch: int = 1) 
     A layer with a window keeps no more than that; room that a cache keeps spare is not counted.
     """
     numbers = sum(
-        2 * layer.attention.n_kv_heads * layer.attention.d_head * keys_read(layer.attention, length)
+        sum(heads * width for heads, width in layer.attention.kept)
+        * keys_read(layer.attention, length)
         for layer in config.layers
     )
     return batch * numbers * BYTES_OF[dtype]
@@ -233,7 +236,7 @@ def attention_flops(config: DecoderConfig, length: int) -> int:
     n is `length`, or a layer's window where that is less. Projections are not in it.
     """
     return sum(
-        4 * layer.attention.n_heads * layer.attention.d_head * keys_read(layer.attention, length)
+        _flops_per_key(layer.attention) * keys_read(layer.attention, length)
         for layer in config.layers
     )
 
@@ -255,9 +258,14 @@ def prefill_flops(config: DecoderConfig, length: int) -> int:
     head = config.vocab_size * config.d_model
     products = 2 * (length * (multiplied_parameters(config) - head) + head)
     return products + sum(
-        4 * layer.attention.n_heads * layer.attention.d_head * _keys_read_in_all(layer, length)
+        _flops_per_key(layer.attention) * _keys_read_in_all(layer, length)
         for layer in config.layers
     )
+
+
+def _flops_per_key(attention: AttentionConfig) -> int:
+    """Of a score and a weighted value in every head, where values are there for each."""
+    return 2 * attention.n_heads * (attention.d_head + attention.d_value)
 
 
 def _keys_read_in_all(layer: LayerConfig, length: int) -> int:
@@ -345,6 +353,65 @@ def _layer_steps(d: int, layer: LayerConfig, batch: int, length: int) -> Iterato
 
 
 def _attention_steps(d: int, attention: AttentionConfig, batch: int, length: int) -> Iterator[Step]:
+    h = attention.n_heads
+    if attention.latent is None:
+        yield from _projection_steps(d, attention, batch, length)
+    else:
+        yield from _latent_steps(d, attention, attention.latent, batch, length)
+    window = "" if attention.window is None else f", window {attention.window}"
+    sinks = ", sinks" if attention.sinks else ""
+    yield Step(
+        f"causal attention{window}{sinks}{_soft_cap('scores', attention.soft_cap)}"
+        f"{_dropout(attention.dropout)}",
+        (Weight("attention.sinks", (h,)),) if attention.sinks else (),
+        (
+            Output((batch, h, length, length), "scores"),
+            Output((batch, h, length, attention.d_value), "result"),
+        ),
+    )
+    yield Step(
+        "join heads, output projection",
+        _linear("attention.out", d, h * attention.d_value, attention.out_bias),
+        (Output((batch, length, d)),),
+    )
+
+
+def _latent_steps(
+    d: int, attention: AttentionConfig, latent: LatentConfig, batch: int, length: int
+) -> Iterator[Step]:
+    h, r, bias = attention.n_heads, latent.kv_rank, attention.qkv_bias
+    wide = h * attention.d_head
+
+    def output(width: int) -> Output:
+        return Output((batch, length, width))
+
+    if latent.q_rank is None:
+        yield Step("q projection", _linear("attention.q", wide, d, False), (output(wide),))
+    else:
+        down = _linear("attention.q_down", latent.q_rank, d, bias)
+        yield Step("q down", down, (output(latent.q_rank),))
+        up = _linear("attention.q_up", wide, latent.q_rank, False)
+        normed = _norm("attention.q_norm", latent.norm, latent.q_rank)
+        yield Step("norm, q up", (*normed, *up), (output(wide),))
+    both = r + latent.d_rope
+    yield Step("kv down", _linear("attention.kv_down", both, d, bias), (output(both),))
+    of_heads = attention.d_head - latent.d_rope + latent.d_value
+    yield Step(
+        f"norm, k and v up, rotate q and k ({latent.d_rope} of {attention.d_head} channels)",
+        (
+            *_norm("attention.kv_norm", latent.norm, r),
+            *_linear("attention.kv_up", h * of_heads, r, False),
+        ),
+        tuple(
+            Output((batch, h, length, width))
+            for width in (attention.d_head, attention.d_head, latent.d_value)
+        ),
+    )
+
+
+def _projection_steps(
+    d: int, attention: AttentionConfig, batch: int, length: int
+) -> Iterator[Step]:
     h, h_kv, d_h = attention.n_heads, attention.n_kv_heads, attention.d_head
     parts = [("q", h), ("k", h_kv), ("v", h_kv)]
     projections = [
@@ -369,23 +436,6 @@ def _attention_steps(d: int, attention: AttentionConfig, batch: int, length: int
         yield Step("split heads, norm q and k", q_norm + k_norm, heads_apart)
         if rotation:
             yield Step(rotation, (), heads_apart[:2])
-
-    window = "" if attention.window is None else f", window {attention.window}"
-    sinks = ", sinks" if attention.sinks else ""
-    yield Step(
-        f"causal attention{window}{sinks}{_soft_cap('scores', attention.soft_cap)}"
-        f"{_dropout(attention.dropout)}",
-        (Weight("attention.sinks", (h,)),) if attention.sinks else (),
-        (
-            Output((batch, h, length, length), "scores"),
-            Output((batch, h, length, d_h), "result"),
-        ),
-    )
-    yield Step(
-        "join heads, output projection",
-        _linear("attention.out", d, h * d_h, attention.out_bias),
-        (Output((batch, length, d)),),
-    )
 
 
 def _feedforward_steps(

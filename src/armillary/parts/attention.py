@@ -47,9 +47,9 @@ def attend(
     """softmax(scale · q·kᵀ)·v over the keys that may be read.
 
     Shapes: q (B, h, T, d_h), k, v (B, h_kv, S, d_h) → (B, h, T, d_h); values may have a width of
-    their own. Query head i reads key/value head i // (h / h_kv). A query that may read nothing gets zeros and passes no
-    gradient. No T × S matrix is held, except by torch where dropout is on. `sinks` (h,) are scores
-    of each head that take their part of the softmax and stand for no value.
+    their own. Query head i reads key/value head i // (h / h_kv). A query that may read nothing
+    gets zeros and passes no gradient. No T × S matrix is held, except by torch where dropout is on.
+    `sinks` (h,) are scores of each head that take their part of the softmax and stand for no value.
     """
     if visibility.runs is not None:
         run_by_run = [

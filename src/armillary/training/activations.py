@@ -14,6 +14,7 @@ from armillary.config import (
     AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
+    LatentConfig,
     LayerConfig,
     MixtureConfig,
     NormConfig,
@@ -122,6 +123,8 @@ def _norm(name: str, norm: NormConfig, vectors: int, d: int, type_: int, trains:
 
 def _attention(attention: AttentionConfig, d: int, run: Pass, adapted: Adapted | None) -> Kept:
     kept = Kept()
+    if attention.latent is not None:
+        return _latent(attention, attention.latent, d, run, adapted)
     h, h_kv = attention.n_heads // run.tensor, attention.n_kv_heads // run.tensor
     d_h, norm = attention.d_head, attention.qk_norm
     kept += _inputs(["attention.q", "attention.k", "attention.v"], d, run, adapted)
@@ -134,11 +137,31 @@ def _attention(attention: AttentionConfig, d: int, run: Pass, adapted: Adapted |
     return kept
 
 
+def _latent(
+    attention: AttentionConfig, latent: LatentConfig, d: int, run: Pass, adapted: Adapted | None
+) -> Kept:
+    """The vectors before and after their norms, and heads as they are attended with."""
+    h, ranks = attention.n_heads, {"kv": latent.kv_rank}
+    if latent.q_rank is not None:
+        ranks["q"] = latent.q_rank
+    reads = ["attention.kv_down", "attention.q_down" if "q" in ranks else "attention.q"]
+    kept = _inputs(reads, d, run, adapted)
+    for name, rank in ranks.items():
+        kept["inputs of norms"] += _WIDE * run.tokens * rank
+        kept += _norm("norms", latent.norm, run.tokens, rank, run.narrow, adapted is None)
+        kept += _inputs([f"attention.{name}_up"], rank, run, adapted)
+    kept += _attend(attention, h, h, run)
+    kept += _inputs(_OUT, h * latent.d_value, run, adapted)
+    return kept
+
+
 def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
     """Queries, keys and values as they are attended with, and what that keeps besides."""
     rows, d_h = run.rows, attention.d_head
     queries = rows * h * run.queries
-    keys = 2 * rows * h_kv * (run.length if run.context > 1 else run.queries)
+    pairs = rows * h_kv * (run.length if run.context > 1 else run.queries)
+    # Of latent attention a value lies beside what its head's key is made of.
+    d_v = attention.d_value + (d_h - attention.d_turning if attention.latent else 0)
     scores = queries * run.length
     windowed = attention.window is not None and attention.window < run.length
     by_hand = attention.soft_cap is not None or attention.sinks
@@ -151,7 +174,7 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
         return Kept(
             {
                 "queries": turned * queries * d_h,
-                "keys and values": (turned + values) * keys // 2 * d_h,
+                "keys and values": pairs * (turned * d_h + values * d_v),
             }
         )
     if attention.dropout and not by_hand:
@@ -159,14 +182,14 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
         return Kept(
             {
                 "queries": _WIDE * queries * d_h,
-                "keys and values": _WIDE * keys * d_h * (h // h_kv),
+                "keys and values": _WIDE * pairs * (d_h + d_v) * (h // h_kv),
                 "scores": 3 * _WIDE * scores,
             }
         )
     kept = Kept(
         {
             "queries": run.narrow * queries * d_h,
-            "keys and values": run.narrow * keys * d_h,
+            "keys and values": run.narrow * pairs * (d_h + d_v),
         }
     )
     if by_hand:
@@ -179,7 +202,7 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
             masks = (rows if run.documents else 1) * (h // h_kv) * run.queries * run.length
             kept["masks"] = masks  # one byte each
         return kept
-    kept["attention's result"] = run.narrow * queries * d_h
+    kept["attention's result"] = run.narrow * queries * attention.d_value
     kept["scores"] = _WIDE * queries
     if not plain:
         # One mask for all heads, but a copy for each head of a group.

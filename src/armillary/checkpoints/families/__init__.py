@@ -1,5 +1,6 @@
 """The families of models that are known. To add one, add its file and its line here."""
 
+from armillary.checkpoints.families.deepseek import DEEPSEEK_V3
 from armillary.checkpoints.families.falcon import FALCON
 from armillary.checkpoints.families.family import Family
 from armillary.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -39,6 +40,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_MOE,
     OLMOE,
     GPT_OSS,
+    DEEPSEEK_V3,
 )
 
 __all__ = ["FAMILIES", "Family"]

@@ -229,6 +229,8 @@ class HuggingFaceTable:
     ignored     keys without bearing on what is computed
     tensors     our parameter template → its, for those that are one to one
     layouts     the others
+    passes_over_later_layers  whether tensors of layers after the last (DeepSeek's for predicting
+                more than one token) are dropped
     redundant   templates of tensors that repeat what the configuration says; frequencies are held
                 against it, all are dropped
     aliases     other names that files have for a tensor → its name in `tensors`
@@ -248,6 +250,7 @@ class HuggingFaceTable:
     fixed: Mapping[str, object] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     redundant: tuple[str, ...] = ()
+    passes_over_later_layers: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
 

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from armillary.config import FeedForwardConfig, LayerConfig
 from armillary.decoder import DecoderLayer
-from armillary.parts.attention import KeyValueStore
+from armillary.parts.attention import Attention, KeyValueStore
 from armillary.parts.feedforward import GLU
 from armillary.parts.mask import Visibility
 from armillary.parts.norm import RMSNorm
@@ -60,6 +60,7 @@ def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
         and attention.qk_norm is None
         and attention.soft_cap is None
         and not attention.sinks
+        and attention.latent is None
         and not (attention.qkv_bias or attention.out_bias or feedforward.bias)
         and feedforward.kind == "glu"
         and feedforward.activation == "silu"
@@ -67,12 +68,15 @@ def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
         and not feedforward.up_offset
         and not (config.dropout or attention.dropout or feedforward.dropout)
     )
+    if not plain:
+        return False
+    assert isinstance(layer.attention, Attention)
     d_model = layer.attention.q.in_features
     widths = (d_model, attention.d_head, feedforward.d_ff)
     linear = [module for module in layer.modules() if isinstance(module, nn.Linear)]
     n_linear = 4 + (2 if feedforward.fused else 3)
     adapted = len(linear) != n_linear or any(type(module) is not nn.Linear for module in linear)
-    return plain and not adapted and all(width % _WIDTH == 0 for width in widths)
+    return not adapted and all(width % _WIDTH == 0 for width in widths)
 
 
 class NativeForward:
@@ -101,6 +105,7 @@ class NativeForward:
         attention, feedforward = self.layer.attention, self.layer.feedforward
         norms = (self.layer.norm1, self.layer.norm2)
         assert isinstance(feedforward, GLU)
+        assert isinstance(attention, Attention)
         assert isinstance(norms[0], RMSNorm)
         assert isinstance(norms[1], RMSNorm)
         config = attention.config

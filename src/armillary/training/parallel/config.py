@@ -132,6 +132,11 @@ def _resolve(config: ParallelConfig, world: int) -> Sizes:
 def _check_tensor(decoder: DecoderConfig, tensor: int) -> None:
     """Heads and channels are dealt out whole and in equal numbers."""
     for number, layer in enumerate(decoder.layers):
+        if layer.attention.latent is not None:
+            raise ConfigError(
+                f"parallel.tensor is {tensor}, but layer {number} has latent attention, which is "
+                "not shared out by heads; set tensor to 1 (shard takes its place)"
+            )
         if isinstance(layer.feedforward, MixtureConfig):
             raise ConfigError(
                 f"parallel.tensor is {tensor}, but layer {number} has a mixture of experts, which "

@@ -1,0 +1,172 @@
+"""DeepSeek-V3: latent attention, and after some dense layers experts chosen by sigmoids in groups.
+
+Where YaRN states `mscale_all_dim`, scores are multiplied by the square of that factor. The layers
+after the last, which predict more than one token ahead, are passed over. Source: transformers,
+`models/deepseek_v3`; DeepSeek-AI 2024 (V3), §2.1.
+"""
+
+import math
+
+from armillary.checkpoints.families.common import D_HEAD, OUT_BIAS, QKV_BIAS, only, pre_norm
+from armillary.checkpoints.families.common import huggingface_names as llama_names
+from armillary.checkpoints.families.experts import (
+    NORMALISE,
+    TRAINING_ONLY,
+    expert_keys,
+    number,
+    numbered_experts,
+    with_experts,
+)
+from armillary.checkpoints.families.family import (
+    ACTIVATION,
+    FULL,
+    Derived,
+    Entries,
+    Family,
+    HuggingFaceTable,
+    Key,
+    LayerTable,
+    Patch,
+    RotaryKeys,
+    Values,
+)
+from armillary.config import DecoderConfig, FeedForwardConfig, MixtureConfig
+from armillary.strict_dict import StrictDict
+
+_LATENT, _ROUTER = "layers.*.attention.latent.", "layers.*.feedforward.router."
+_LAYER = "model.layers.{i}."
+
+
+def _score_scale(entries: StrictDict, d_head: int) -> float | None:
+    """d_head^(−1/2)·g², g = 0.1·mscale_all_dim·ln(factor) + 1, where the rule states it."""
+    given = entries.take_optional("rope_parameters", dict)
+    rule = given or entries.take_optional("rope_scaling", dict) or {}
+    weight, factor = rule.get("mscale_all_dim"), rule.get("factor")
+    if rule.get("rope_type", rule.get("type", "default")) == "default" or not weight:
+        return None
+    g = 0.1 * weight * math.log(factor) + 1 if factor and factor > 1 else 1.0
+    return float(d_head**-0.5 * g * g)
+
+
+def _read_layers(entries: StrictDict, values: Values, count: int) -> list[Patch]:
+    first = entries.take("first_k_dense_replace", int, 3)
+    interleaved = entries.take("rope_interleave", bool, True)
+    dense = {
+        "kind": "glu",
+        "d_ff": values["intermediate_size"],
+        "activation": ACTIVATION.read(values["hidden_act"]),
+    }
+    shared: Patch = {
+        "attention.rotary": FULL,
+        "attention.rotary.layout": "interleaved" if interleaved else "half_split",
+        "attention.scale": _score_scale(
+            entries, values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
+        ),
+    }
+    return [
+        {**shared, **({"feedforward": dense} if layer < first else {})} for layer in range(count)
+    ]
+
+
+def _write_layers(config: DecoderConfig) -> Entries:
+    wide = [layer.feedforward for layer in config.layers]
+    dense = [w for w in wide if isinstance(w, FeedForwardConfig)]
+    mixed = [w for w in wide if isinstance(w, MixtureConfig)]
+    attention = config.layers[0].attention
+    rotary, shared = attention.rotary, mixed[0].shared if mixed else None
+    return {
+        "first_k_dense_replace": len(dense),
+        # Of no layer, where all have experts; readers want it all the same.
+        "intermediate_size": dense[0].d_ff if dense else config.d_model,
+        "n_shared_experts": shared.d_ff // mixed[0].expert.d_ff if shared else None,
+        "qk_nope_head_dim": attention.d_head - attention.d_turning,
+        "rope_interleave": rotary is not None and rotary.layout == "interleaved",
+        "num_nextn_predict_layers": 0,
+    }
+
+
+DEEPSEEK_V3 = Family(
+    name="deepseek-v3",
+    template=with_experts(
+        pre_norm(attention={"latent": {"norm": {"kind": "rms", "eps": 1e-6}}}),
+        router={"score": "sigmoid", "selection_bias": True},
+        shared={},
+    ),
+    huggingface=HuggingFaceTable(
+        architecture="DeepseekV3ForCausalLM",
+        model_type="deepseek_v3",
+        keys=expert_keys(
+            d_ff="moe_intermediate_size",
+            n_experts=number("n_routed_experts"),
+            without={"head_dim", "attention_bias"},
+            more=(
+                Key("attention_bias", bool, (QKV_BIAS, OUT_BIAS), default=False),
+                Key("intermediate_size", int, default=18432),
+                Key("n_shared_experts", int, default=1),
+                Key("qk_nope_head_dim", int, default=128),
+                Key("qk_rope_head_dim", int, (f"{_LATENT}d_rope",), default=64),
+                Key("v_head_dim", int, (f"{_LATENT}d_value",), default=128),
+                Key("kv_lora_rank", int, (f"{_LATENT}kv_rank",), default=512),
+                Key("q_lora_rank", int, (f"{_LATENT}q_rank",), default=1536, nullable=True),
+                Key("n_group", int, (f"{_ROUTER}n_groups",), default=8),
+                Key("topk_group", int, (f"{_ROUTER}top_groups",), default=4),
+                Key("routed_scaling_factor", float, (f"{_ROUTER}scale",), default=2.5),
+                Key("norm_topk_prob", bool, (NORMALISE,), default=True),
+            ),
+            max_position_embeddings=4096,
+        ),
+        derived=(
+            Derived((D_HEAD,), lambda v: v["qk_nope_head_dim"] + v["qk_rope_head_dim"]),
+            Derived(
+                ("layers.*.feedforward.shared.d_ff",),
+                lambda v: v["moe_intermediate_size"] * v["n_shared_experts"],
+            ),
+        ),
+        layers=LayerTable(_read_layers, _write_layers),
+        rotary=RotaryKeys(default_base=10000.0),
+        fixed={
+            "pretraining_tp": 1,
+            "moe_layer_freq": 1,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+        },
+        # Widths that others say, and what is of training or of the layers that are passed over.
+        ignored=TRAINING_ONLY
+        | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "ep_size", "seq_aux"}
+        | {"aux_loss_alpha", "auto_map"},
+        tensors=only(
+            llama_names(),
+            "norm1.bias",
+            "norm2.bias",
+            "norm.bias",
+            "gate.bias",
+            "up.bias",
+            "down.bias",
+            "attention.k.",
+            "attention.v.",
+            "attention.q.bias",
+        )
+        | {
+            "layers.{i}.attention.q_down.weight": f"{_LAYER}self_attn.q_a_proj.weight",
+            "layers.{i}.attention.q_down.bias": f"{_LAYER}self_attn.q_a_proj.bias",
+            "layers.{i}.attention.q_norm.weight": f"{_LAYER}self_attn.q_a_layernorm.weight",
+            "layers.{i}.attention.q_up.weight": f"{_LAYER}self_attn.q_b_proj.weight",
+            "layers.{i}.attention.kv_down.weight": f"{_LAYER}self_attn.kv_a_proj_with_mqa.weight",
+            "layers.{i}.attention.kv_down.bias": f"{_LAYER}self_attn.kv_a_proj_with_mqa.bias",
+            "layers.{i}.attention.kv_norm.weight": f"{_LAYER}self_attn.kv_a_layernorm.weight",
+            "layers.{i}.attention.kv_up.weight": f"{_LAYER}self_attn.kv_b_proj.weight",
+            "layers.{i}.feedforward.router.weight": f"{_LAYER}mlp.gate.weight",
+            "layers.{i}.feedforward.router.selection_bias": (
+                f"{_LAYER}mlp.gate.e_score_correction_bias"
+            ),
+            **{
+                f"layers.{{i}}.feedforward.shared.{name}.weight": (
+                    f"{_LAYER}mlp.shared_experts.{name}_proj.weight"
+                )
+                for name in ("gate", "up", "down")
+            },
+        },
+        layouts=numbered_experts("mlp.experts", gate="gate_proj", up="up_proj", down="down_proj"),
+        passes_over_later_layers=True,
+    ),
+)
