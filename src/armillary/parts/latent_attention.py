@@ -7,6 +7,7 @@ expanding the cached ones, and gives the same.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from armillary.config import AttentionConfig
 from armillary.parts.attention import KeyValueStore, attend
@@ -96,8 +97,11 @@ class LatentAttention(nn.Module):
         return self._attend(q, k, c, visibility) @ w_v.transpose(1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
-        config = self.config
-        return attend(
+        config, d_value = self.config, v.shape[-1]
+        # Of unequal widths kernels on the CPU would hold all scores; zeros change none of them.
+        wide = max(q.shape[-1], d_value)
+        q, k, v = (part if part.shape[-1] == wide else _padded(part, wide) for part in (q, k, v))
+        heads = attend(
             q,
             k,
             v,
@@ -107,3 +111,8 @@ class LatentAttention(nn.Module):
             dropout=config.dropout if self.training else 0.0,
             sinks=self.sinks,
         )
+        return heads[..., :d_value]
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (0, width - x.shape[-1]))

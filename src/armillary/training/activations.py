@@ -157,11 +157,10 @@ def _latent(
 
 def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
     """Queries, keys and values as they are attended with, and what that keeps besides."""
-    rows, d_h = run.rows, attention.d_head
+    # Where values have a width of their own, the narrower of them and keys is filled up.
+    rows, d_h = run.rows, max(attention.d_head, attention.d_value)
     queries = rows * h * run.queries
     pairs = rows * h_kv * (run.length if run.context > 1 else run.queries)
-    # Of latent attention a value lies beside what its head's key is made of.
-    d_v = attention.d_value + (d_h - attention.d_turning if attention.latent else 0)
     scores = queries * run.length
     windowed = attention.window is not None and attention.window < run.length
     by_hand = attention.soft_cap is not None or attention.sinks
@@ -174,7 +173,7 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
         return Kept(
             {
                 "queries": turned * queries * d_h,
-                "keys and values": pairs * (turned * d_h + values * d_v),
+                "keys and values": (turned + values) * pairs * d_h,
             }
         )
     if attention.dropout and not by_hand:
@@ -182,14 +181,14 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
         return Kept(
             {
                 "queries": _WIDE * queries * d_h,
-                "keys and values": _WIDE * pairs * (d_h + d_v) * (h // h_kv),
+                "keys and values": 2 * _WIDE * pairs * d_h * (h // h_kv),
                 "scores": 3 * _WIDE * scores,
             }
         )
     kept = Kept(
         {
             "queries": run.narrow * queries * d_h,
-            "keys and values": run.narrow * pairs * (d_h + d_v),
+            "keys and values": 2 * run.narrow * pairs * d_h,
         }
     )
     if by_hand:
@@ -202,7 +201,7 @@ def _attend(attention: AttentionConfig, h: int, h_kv: int, run: Pass) -> Kept:
             masks = (rows if run.documents else 1) * (h // h_kv) * run.queries * run.length
             kept["masks"] = masks  # one byte each
         return kept
-    kept["attention's result"] = run.narrow * queries * attention.d_value
+    kept["attention's result"] = run.narrow * queries * d_h
     kept["scores"] = _WIDE * queries
     if not plain:
         # One mask for all heads, but a copy for each head of a group.
