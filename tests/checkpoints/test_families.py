@@ -427,7 +427,11 @@ def test_alibi_is_refused_in_one_line(tmp_path):
         (OLMO2 | {"clip_qkv": 8.0}, "unknown key 'clip_qkv'"),
         (FALCON_40B | {"parallel_attn": False}, "new_decoder_architecture True and parallel_attn"),
         (PHI3_128K | {"partial_rotary_factor": 0.33}, "d_rotary is 31"),
-        (MISTRAL | {"rope_parameters": {"full_attention": {"rope_theta": 1.5}}}, "layers of type"),
+        (
+            without(MISTRAL, "rope_theta")
+            | {"rope_parameters": {"sliding_attention": {"rope_theta": 1.5}}},
+            "no rope_parameters for layers of type 'full_attention'",
+        ),
         (
             GEMMA3_1B | {"architectures": ["Gemma3ForConditionalGeneration"]},
             "architecture Gemma3ForConditionalGeneration is not supported; supported: .*Gemma3For",
