@@ -18,7 +18,7 @@ from armillary.checkpoints import open_checkpoint, save_armillary
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.locate import locate
 from armillary.config import DecoderConfig
-from armillary.engine_choice import WIDTHS, EngineName, choose_engine
+from armillary.engine_choice import CACHES, WIDTHS, EngineName, choose_engine
 from armillary.errors import UserError
 from armillary.generation.batch import generate
 from armillary.generation.decode import FinishReason, TokenEvent, TokenLogprob
@@ -225,6 +225,7 @@ def load(
     engine: str = "torch",
     dtype: str = "auto",
     device: str = "auto",
+    cache: str = "auto",
     ignore_keys: Sequence[str] = (),
     allow_missing: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -236,6 +237,8 @@ def load(
     `dtype`: float32, float64, bfloat16 or float16; auto is bfloat16 for files in it, else
     float32. The numba engine has float32 and bfloat16, and auto takes weights as they are stored.
     `device`: as torch names it; auto is a GPU where torch finds one, else the CPU.
+    `cache`: what the numba engine keeps keys and values in, float32, bfloat16 or int8; auto is
+    float32 where the weights are, else bfloat16.
     `ignore_keys` are configuration keys to pass over that are otherwise refused as unknown.
     `progress` is called with the parameters filled and their count (by torch), `notice` with each
     line of `notices` as soon as it is known.
@@ -243,7 +246,7 @@ def load(
     """
     if allow_missing and engine != "torch":
         raise ValueError(f"allow_missing leaves weights unset, which engine {engine!r} cannot hold")
-    chosen = choose_engine(engine, device, dtype)
+    chosen = choose_engine(engine, device, dtype, cache)
     path = locate(os.fspath(name))
     with _collector_paused():
         checkpoint = open_checkpoint(path, ignore_keys=ignore_keys, allow_missing=allow_missing)
@@ -260,7 +263,7 @@ def load(
         tell(line)
     decoder: Decoder | EngineDecoder | None = None
     if chosen == "numba":
-        decoder = _on_numba(checkpoint, dtype, tell, or_none=engine == "auto")
+        decoder = _on_numba(checkpoint, dtype, cache, tell, or_none=engine == cache == "auto")
     if decoder is None:
         decoder = _on_torch(checkpoint, dtype, device, allow_missing, progress)
     defaults, eos_ids = _stated(checkpoint)
@@ -281,14 +284,21 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _on_numba(
-    checkpoint: Checkpoint, dtype: str, notice: Callable[[str], None], *, or_none: bool
+    checkpoint: Checkpoint,
+    dtype: str,
+    cache: str,
+    notice: Callable[[str], None],
+    *,
+    or_none: bool,
 ) -> "EngineDecoder | None":
     """None, with a notice, where the engine cannot be imported and that is no error."""
     config, tensors = checkpoint.config, checkpoint.tensors
     try:
         from armillary.engine.decoder import EngineDecoder
 
-        return EngineDecoder(config, tensors, width=WIDTHS[dtype], notice=notice)
+        return EngineDecoder(
+            config, tensors, width=WIDTHS[dtype], cache=CACHES[cache], notice=notice
+        )
     except ImportError as error:
         said = f"the numba engine cannot be imported ({error})"
         if not or_none:

@@ -1,10 +1,13 @@
 """Keys and values of texts in memory as a cache has them, for tests of the kernels that read it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from armillary.checkpoints.tensors import encode
+from armillary.engine.cache import TextCache
+from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.kv_layout import BLOCK, CHUNK, Stored, value_width
 from support.kernels import drawn
 
@@ -98,3 +101,35 @@ def text(
         unwritten,
         beside,
     )
+
+
+def poison(cache: TextCache, first: int) -> None:
+    """Set every bit of every place from a token on: NaN, as far as there are numbers for that."""
+    parts = [*cache.keys, *cache.values]
+    held = [part.copy() for part in parts]
+    for part, before in zip(parts, held, strict=True):
+        part.view(np.uint8)[:] = 0xFF
+        by_key = any(part is each for each in cache.keys)
+        for new, old in zip(
+            *(_by_token(each, cache, by_key) for each in (part, before)), strict=True
+        ):
+            for token in range(first):
+                place = np.unravel_index(token, (cache.room // BLOCK, *new.shape[1:3]))
+                new[place] = old[place]
+
+
+def _by_token(part: np.ndarray, cache: TextCache, by_key: bool) -> Iterator[np.ndarray]:
+    """Views (S / 16, words of a block, of a word, …) of a layer's numbers and of their scales."""
+    form = CACHE_FORMATS[cache.stored]
+    blocks = part.reshape(len(part), cache.room // BLOCK, -1)
+    behind = blocks.shape[-1] - BLOCK * form.scale_bytes // part.itemsize
+    numbers, together = blocks[..., :behind], form.per_word
+    if by_key:
+        shape = (*numbers.shape[:2], -1, BLOCK, together)
+        yield numbers.reshape(shape).transpose(1, 3, 0, 2, 4)[:, :, None]
+    else:
+        shape = (*numbers.shape[:2], BLOCK // together, -1, together)
+        yield numbers.reshape(shape).transpose(1, 2, 4, 0, 3)
+    if form.scale_bytes:
+        scales = blocks[..., behind:].reshape(*numbers.shape[:2], BLOCK, -1)
+        yield scales.transpose(1, 2, 0, 3)[:, :, None]

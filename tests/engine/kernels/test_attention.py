@@ -60,11 +60,13 @@ def attend(
     return out[:, : q.shape[1]]
 
 
-def prepare(q: np.ndarray, stored: Stored, heads: int, d: int, factor: float = 1.0) -> None:
+def prepare(
+    q: np.ndarray, stored: Stored, heads: int, d: int, factor: float = 1.0, threads: int = 2
+) -> None:
     """Bring queries to what the kernel takes."""
     call(
         f"queries_{stored}",
-        threads=2,
+        threads=threads,
         x=q,
         stride=q.strides[0],
         heads=heads,
@@ -252,3 +254,82 @@ def test_bfloat16_is_rounded_to_the_nearest_even_number() -> None:
     )
     written = each.key_memory[0, 0, :, 0].reshape(-1)
     np.testing.assert_array_equal(written, encode(numbers, "BF16").view(np.uint16))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+def test_queries_are_scaled(stored: Stored, threads: int) -> None:
+    x = drawn(5, 60)
+    wide = spaced(x)
+    prepare(wide, stored, 6, 10, factor=0.3, threads=threads)
+    np.testing.assert_array_equal(wide[:, :60], x * np.float32(0.3))
+
+
+@pytest.mark.parametrize("d", [10, 16, 48, 1024])
+def test_queries_for_int8_are_whole_numbers_of_fifteen_bits(d: int) -> None:
+    """And their scale behind them; of fewer where sums over so wide a head could be too large."""
+    x = drawn(3, 2 * d)
+    x[1, :d] = 0
+    wide = spaced(x)
+    prepare(wide, "int8", 2, d, factor=0.3, threads=2)
+    most = min(2**15 - 1, (2**31 - 1) // (127 * d))
+    for head, numbers in zip(wide[:, : 2 * d].reshape(6, d), x.reshape(6, d), strict=True):
+        whole, scale = head.view(np.int16)[:d].astype(int), head[d // 2]
+        assert np.abs(whole).max() == (most if numbers.any() else 0)
+        assert np.abs(whole).max() * 127 * d < 2**31
+        np.testing.assert_allclose(whole * scale, numbers * 0.3, atol=0.51 * scale)
+
+
+def test_int8_is_rounded_to_the_nearest_step_and_nothing_is_nothing() -> None:
+    """x = s·q with s = max|x| / 127; a token of zeros, or next to it, has zeros."""
+    tokens = np.zeros((3, 12), np.float32)
+    tokens[0, :5] = [127.0, -127.0, 0.4, -1.6, 63.2]
+    tokens[2] = 1e-38
+    each = Text(np.zeros((1, 0, 12), np.float32), np.zeros((1, 0, 12), np.float32), "int8", 64)
+    call(
+        "append_int8",
+        k=tokens,
+        v=tokens,
+        stride=48,
+        kv_heads=1,
+        d_head=12,
+        d_value=16,
+        keys=np.full(3, each.key_memory.ctypes.data),
+        values=np.full(3, each.value_memory.ctypes.data),
+        capacities=np.full(3, 64),
+        places=np.arange(3),
+        rows=count(3),
+    )
+    first = each.key_memory[0, 0]
+    keys = first[: 12 * 16].view(np.int8).reshape(6, 16, 2)[:, :3].swapaxes(0, 1).reshape(3, 12)
+    np.testing.assert_array_equal(keys[0, :5], [127, -127, 0, -2, 63])
+    assert not keys[1:].any()
+    scales = first[12 * 16 :].view(np.float32)
+    np.testing.assert_allclose(scales[:3], [1, 0, 0], rtol=1e-6, atol=1e-30)
+    assert np.isnan(scales[3:]).all()
+
+
+@EACH
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+def test_what_a_narrow_cache_loses_is_the_rounding_of_keys_and_values(
+    size: float, stored: Stored
+) -> None:
+    """Beside the numbers as they were: half a step of each, at any scale and length."""
+    step = {"F32": 2.0**-23, "BF16": 2.0**-8, "int8": 1 / 127}[stored]
+    whole = text(2, 300, 64, "F32")
+    each = Text(kept(whole.keys, stored), kept(size * whole.values, stored), stored, 320)
+    q = drawn(1, 6 * 64, seed=1) / 8
+    ours = attend(q, [each], [300])[0]
+    exact = reference.attention(
+        q.astype(float).reshape(1, 6, 1, 64),
+        whole.keys[None].astype(float),
+        size * whole.values[None].astype(float),
+        np.ones((1, 1, 300), bool),
+        scale=1.0,
+        soft_cap=None,
+    ).reshape(-1)
+    # A score is off by at most the sum of |q|·|k − kept|, a weight by twice that of itself.
+    of_scores = np.abs(q).reshape(6, 64).sum(-1).max() * np.abs(whole.keys).max() * step / 2
+    bound = np.abs(whole.values).max() * size * (2 * of_scores + step / 2) + size * 1e-3 * step
+    assert np.abs(ours - exact).max() <= bound
+    assert np.abs(ours - exact).max() >= bound / 1000

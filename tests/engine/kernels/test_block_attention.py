@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from armillary import reference
+from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.compiler import object_code
 from armillary.engine.kernels import block_attention
-from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.kv_layout import CHUNK, Stored, value_width
 from armillary.engine.library import Library, library
 from armillary.engine.tiling import attention_bytes
