@@ -57,15 +57,13 @@ from armillary.engine.compiler import assembly
 from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.formats import FORMATS
 from armillary.engine.kernels import attention, product, quantise, schedule
-from armillary.engine.machine import Machine, host
+from armillary.engine.machine import Machine
 
 for name, (triple, cpu, features) in json.load(sys.stdin).items():
     machine = Machine.of(triple, cpu, dict.fromkeys(features.split(), True))
     forms = [FORMATS[each] for each in ("F16", "Q8_0")]
     kernels = [product.product(form, machine) for form in forms]
-    kernels.append(quantise.quantise())
-    if triple.partition("-")[0] == host().triple.partition("-")[0]:
-        kernels += [schedule.run(machine), schedule.serve(machine)]
+    kernels += [quantise.quantise(), schedule.run(machine), schedule.serve(machine)]
     int8 = CACHE_FORMATS["int8"]
     cached = [attention.queries(int8), attention.attention(int8), attention.append(int8)]
     print(json.dumps([name, assembly(kernels, machine), assembly(cached, machine)]), flush=True)
@@ -107,9 +105,7 @@ def test_a_machines_own_instructions_are_used(name: str, assemblies: dict[str, s
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_cache_in_int8_is_multiplied_in_twos(
-    name: str, both: dict[str, tuple[str, str]]
-) -> None:
+def test_a_cache_in_int8_is_multiplied_in_twos(name: str, both: dict[str, tuple[str, str]]) -> None:
     assert has(both[name][1], PAIRS[name])
 
 
@@ -117,15 +113,15 @@ def test_a_cache_in_int8_is_multiplied_in_twos(
 def test_nothing_is_called_that_may_not_be_there(
     name: str, both: dict[str, tuple[str, str]]
 ) -> None:
-    """No multiplication is a call into a library, and what is called stands in the same file."""
+    """No multiplication is a call into a library; what is called is in the same file, or in C's."""
     assembly = "\n".join(both[name])
     called = re.findall(r"\b(?:callq?|bl)[ \t]+_*([A-Za-z]\w*)\b", assembly)
     called += re.findall(r"\b_*([A-Za-z]\w*)@(?:GOTPCREL|PLT)", assembly)
     defined = re.findall(r"^_*([A-Za-z]\w*):", assembly, re.MULTILINE)
-    assert set(called) <= set(defined)
+    assert set(called) <= {*defined, "memset", "memcpy"}
 
 
 def test_entries_are_named_after_the_kernels(assemblies: dict[str, str]) -> None:
     for assembly in assemblies.values():
-        for name in ("product_F16", "product_Q8_0", "quantise"):
+        for name in ("product_F16", "product_Q8_0", "quantise", "run", "serve"):
             assert re.search(rf"^_?armillary_{name}:", assembly, re.MULTILINE)

@@ -215,8 +215,10 @@ def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
     rounded = theirs()
     gaps = np.array([gap(*pair) for pair in zip(ours, rounded, strict=True)])
     steps = max(gap(*pair) for pair in zip(rounded, unrounded, strict=True))
-    assert (gaps <= EXACT).mean() >= 0.75, gaps
-    assert gaps.max() <= max(EXACT, steps), (gaps, steps)
+    # A cache in int8 lets queries and weights be rounded too, to 15 bits.
+    near = 10 * EXACT if stored == "int8" else EXACT
+    assert (gaps <= near).mean() >= 0.75, gaps
+    assert gaps.max() <= max(near, steps), (gaps, steps)
 
 
 @pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])

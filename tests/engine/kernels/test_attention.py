@@ -10,8 +10,9 @@ from armillary.checkpoints.tensors import encode
 from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.kv_layout import CHUNK, SCRATCH, SEGMENTS, Stored, value_width
 from support.cached_text import Text, kept, text
-from support.kernels import EPSILON, call, count, drawn, spaced
+from support.kernels import EPSILON, call, count, drawn, library_for, machines, spaced
 
+HERE = "this machine"
 SPAN = CHUNK * SEGMENTS
 """Tokens that are segments of one chunk each."""
 EACH = pytest.mark.parametrize("stored", CACHE_FORMATS)
@@ -27,6 +28,7 @@ def attend(
     window: int = 0,
     cap: float = 0.0,
     threads: int = 1,
+    machine: str = HERE,
 ) -> np.ndarray:
     """(R, h · d_h) by the kernels: query row i reads the first lengths[i] tokens of texts[i]."""
     kv_heads, _, d = texts[0].keys.shape
@@ -41,9 +43,11 @@ def attend(
         "found": found,
         "rows": count(len(q)),
     }
-    prepare(wide, texts[0].stored, q.shape[1] // d, d)
+    prepare(wide, texts[0].stored, q.shape[1] // d, d, machine=machine)
+    code = library_for(machine)
     call(
         f"attention_{texts[0].stored}",
+        code=code,
         threads=threads,
         q=wide,
         q_stride=wide.strides[0],
@@ -55,17 +59,26 @@ def attend(
         **sizes,
         **reading,
     )
-    call("combine", threads=threads, out=out, out_stride=out.strides[0], **sizes, **reading)
+    joined = {"out": out, "out_stride": out.strides[0]}
+    call("combine", code=code, threads=threads, **joined, **sizes, **reading)
     assert np.isnan(out[:, q.shape[1] :]).all()
     return out[:, : q.shape[1]]
 
 
 def prepare(
-    q: np.ndarray, stored: Stored, heads: int, d: int, factor: float = 1.0, threads: int = 2
+    q: np.ndarray,
+    stored: Stored,
+    heads: int,
+    d: int,
+    *,
+    factor: float = 1.0,
+    threads: int = 2,
+    machine: str = HERE,
 ) -> None:
     """Bring queries to what the kernel takes."""
     call(
         f"queries_{stored}",
+        code=library_for(machine),
         threads=threads,
         x=q,
         stride=q.strides[0],
@@ -84,9 +97,11 @@ def check(
     window: int = 0,
     cap: float = 0.0,
     threads: int = 1,
+    machine: str = HERE,
 ) -> None:
     """The kernels against the specification, to what rounding may cost."""
-    result = attend(q, texts, lengths, window=window, cap=cap, threads=threads)
+    settings = {"window": window, "cap": cap, "threads": threads}
+    result = attend(q, texts, lengths, machine=machine, **settings)  # type: ignore[arg-type]
     for row, (each, length) in enumerate(zip(texts, lengths, strict=True)):
         heads, _, d = each.keys.shape
         low = max(0, length - window) if window else 0
@@ -122,6 +137,16 @@ def test_lengths_across_the_ends_of_blocks_and_chunks(group: int, stored: Stored
         q = drawn(1, heads * group * d, seed=1) * d**-0.5
         for threads in (1, 2, 3, 7):
             check(q, [each], [length], threads=threads)
+
+
+@EACH
+@pytest.mark.parametrize("machine", [name for name in machines() if name != HERE])
+def test_machines_without_wide_vectors(machine: str, stored: Stored) -> None:
+    for group, (heads, d) in SIZES.items():
+        each = text(heads, 200, d, stored)
+        q = drawn(1, heads * group * d, seed=1) * d**-0.5
+        for length in (1, 17, 65, 200):
+            check(q, [each], [length], threads=2, machine=machine)
 
 
 @EACH
