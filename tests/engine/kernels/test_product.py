@@ -76,7 +76,7 @@ def check(machine: str, name: str, rows: np.ndarray, x: np.ndarray, **more: Any)
 @MACHINES
 @FORMATS
 def test_any_count_of_rows(machine: str, name: str) -> None:
-    """They are taken eight, four, two and one at a time."""
+    """Some formats take eight, four, two and one at a time; one alone goes another way."""
     for k in widths(name):
         rows = stored(name, drawn(37, k))
         for count_of_rows in range(1, 17):
