@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from armillary.checkpoints import open_checkpoint, save_armillary
 from armillary.checkpoints.checkpoint import Checkpoint
-from armillary.checkpoints.locate import cache_directory, locate
+from armillary.checkpoints.locate import locate, prompt_directory
 from armillary.checkpoints.sums import Sums
 from armillary.config import DecoderConfig
 from armillary.engine_choice import WIDTHS, EngineName, choose_engine
@@ -283,10 +283,8 @@ def load(
     defaults, eos_ids = _stated(checkpoint)
     prompts = None
     if chosen == "numba" and isinstance(decoder, TextDecoder):
-        prompts = _prompts(checkpoint, dtype, decoder, prompt_files)
-    return LanguageModel(
-        decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(notices), prompts
-    )
+        prompts = _prompts(checkpoint, dtype, decoder, prompt_files, tell)
+    return LanguageModel(decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(notices), prompts)
 
 
 @contextmanager
@@ -320,7 +318,11 @@ def _on_numba(
 
 
 def _prompts(
-    checkpoint: Checkpoint, dtype: str, decoder: "EngineDecoder", in_files: bool
+    checkpoint: Checkpoint,
+    dtype: str,
+    decoder: "EngineDecoder",
+    in_files: bool,
+    notice: Callable[[str], None],
 ) -> "PromptCache":
     """What the numba engine knows of earlier prompts."""
     from armillary.engine.prompts import PromptCache
@@ -329,9 +331,9 @@ def _prompts(
         return PromptCache(decoder.config)
     from armillary.engine.prompt_files import PromptFiles
 
-    folder = cache_directory() / "prompts"
+    folder = prompt_directory()
     weights = sorted({Path(tensor.where) for tensor in checkpoint.tensors.values()})
-    sums = Sums(weights, folder / "weights.json")
+    sums = Sums(weights, folder / "weights.json", notice)
     files = PromptFiles(folder, sums, decoder.config, WIDTHS[dtype], decoder.stored)
     return PromptCache(decoder.config, files)
 

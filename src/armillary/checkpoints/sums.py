@@ -2,48 +2,51 @@
 
 import contextlib
 import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from armillary.errors import CheckpointError, UserError
 from armillary.files import read_json_if_there, sha256, write_json
 
-_MOST = 1000
+_MUCH = 1 << 30
 
 
 class Sums:
-    """The SHA-256 of files, which a JSON file remembers by their paths, sizes and times.
+    """The SHA-256 of files, which a JSON file remembers by their paths, sizes, times and numbers.
 
-    It may be gone, hold nonsense or be no one's to write: then the files are read again.
+    That file may be gone, hold nonsense or be no one's to write: then all is read again. `notice`
+    is told before that takes a while.
     """
 
-    def __init__(self, files: Sequence[Path], memory: Path) -> None:
+    def __init__(
+        self, files: Sequence[Path], memory: Path, notice: Callable[[str], None] | None = None
+    ) -> None:
         self._files, self._memory = [path.resolve() for path in files], memory
+        self._notice = notice
 
     def known(self) -> str | None:
         """One for all files together, unless one of them is new or has changed."""
         remembered = self._remembered()
         try:
-            sums = [remembered.get(_state(path)) for path in self._files]
+            sums = [_sum_of(remembered, path) for path in self._files]
         except OSError:
             return None
-        return _joined(sums) if sums and all(isinstance(one, str) for one in sums) else None
+        return None if None in sums else _joined(sums)
 
     def computed(self) -> str:
         """The same, computed where it is not known. Raises OSError for a file that is gone."""
         remembered = self._remembered()
-        sums = {}
-        for path in self._files:
-            state = _state(path)
-            one = remembered.get(state)
-            sums[state] = one if isinstance(one, str) else sha256(path)
-        if any(remembered.get(state) != one for state, one in sums.items()):
-            others = [(state, one) for state, one in remembered.items() if state not in sums]
+        new = [path for path in self._files if _sum_of(remembered, path) is None]
+        if self._notice is not None and sum(path.stat().st_size for path in new) > _MUCH:
+            self._notice("taking the checksum of the weights, once, to know their prompts again")
+        for path in new:
+            remembered[str(path)] = {"file": _file(path), "sha256": sha256(path)}
+        if new:
             with contextlib.suppress(OSError, UserError):
                 self._memory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_json(self._memory, dict(others[-_MOST:]) | sums)
-        return _joined(list(sums.values()))
+                there = {path: entry for path, entry in remembered.items() if Path(path).exists()}
+                write_json(self._memory, there)
+        return _joined([_sum_of(remembered, path) for path in self._files])
 
     def _remembered(self) -> dict[str, object]:
         try:
@@ -52,11 +55,19 @@ class Sums:
             return {}
 
 
-def _state(path: Path) -> str:
-    """What changes when a file is written anew."""
+def _sum_of(remembered: dict[str, object], path: Path) -> str | None:
+    entry = remembered.get(str(path))
+    if not isinstance(entry, dict) or entry.get("file") != _file(path):
+        return None
+    found = entry.get("sha256")
+    return found if isinstance(found, str) else None
+
+
+def _file(path: Path) -> list[int]:
+    """What changes when a file is written anew: bytes, time and number."""
     about = path.stat()
-    return json.dumps([str(path), about.st_size, about.st_mtime_ns, about.st_ino])
+    return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
-def _joined(sums: Sequence[object]) -> str:
-    return hashlib.sha256(repr(sums).encode()).hexdigest()
+def _joined(sums: Sequence[str | None]) -> str:
+    return hashlib.sha256(repr(list(sums)).encode()).hexdigest()

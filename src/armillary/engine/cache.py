@@ -24,8 +24,8 @@ class CacheFullError(ValueError):
 class TextCache:
     """Room for the keys and values of a text, of every layer.
 
-    `capacity` None grows as needed, from `room`; a number is never exceeded. `rotary_length` fixes the length
-    that rules see whose frequencies vary with it.
+    `capacity` None grows as needed, from `room` on; a number is never exceeded. `rotary_length`
+    fixes the length that rules see whose frequencies vary with it.
     """
 
     def __init__(
@@ -103,9 +103,7 @@ class TextCache:
         other.tokens, other.addresses = list(self.tokens), self.addresses.copy()
         return other
 
-    def beginning(
-        self, count: int, *, room: int, rotary_length: int | None = None
-    ) -> "TextCache":
+    def beginning(self, count: int, *, room: int, rotary_length: int | None = None) -> "TextCache":
         """An independent copy of the first `count` tokens, with room for `room`."""
         other = TextCache(
             self.config, self.stored, rotary_length=rotary_length, room=max(count, room)
