@@ -1,7 +1,7 @@
 """Generation with SmolLM2-135M on the CPU beside llama.cpp and transformers, in one run.
 
     python benchmarks/generate.py                     everything
-    python benchmarks/generate.py --only decode       one part: decode, prefill, batch, guess, first, reuse
+    python benchmarks/generate.py --only decode       or prefill, batch, guess, first, reuse
     python benchmarks/generate.py --widths f32,q8_0   some widths
     python benchmarks/generate.py --quick             fewer repeats, shorter prompts
 
