@@ -90,10 +90,7 @@ class TextCache:
         return other
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """All that is kept of the tokens, by name, each (h_kv, room · numbers of a token).
-
-        Tokens follow each other along the last dimension, whole chunks of them at least.
-        """
+        """All that is kept of the tokens, by name, each (h_kv, chunks of room · their numbers)."""
         named = (("keys", self.keys), ("values", self.values))
         return {f"{name}.{n}": part for name, parts in named for n, part in enumerate(parts)}
 
@@ -117,13 +114,16 @@ class TextCache:
 
         Raises ValueError for arrays of another type.
         """
-        whole = whole_chunks(len(tokens))
         for name, part in self.arrays().items():
             if arrays[name].dtype != part.dtype:
                 raise ValueError(f"{name} is {arrays[name].dtype}, not {part.dtype}")
-            count = whole * (part.shape[1] // self.room)
+            count = self.span(part, len(tokens))
             part[:, :count] = arrays[name][:, :count]
         self.tokens = list(tokens)
+
+    def span(self, part: NDArray[np.generic], tokens: int) -> int:
+        """How many numbers of each head in one of the arrays the first tokens take."""
+        return part.shape[1] // (self.room // CHUNK) * (whole_chunks(tokens) // CHUNK)
 
     def _take(self, tokens: int) -> None:
         """Memory for so many tokens, with what is held copied to it."""

@@ -28,7 +28,7 @@ from safetensors.numpy import save
 from armillary.checkpoints.sums import Sums
 from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
-from armillary.engine.kv_layout import Stored, whole_chunks
+from armillary.engine.kv_layout import Stored
 from armillary.engine.machine import host
 from armillary.errors import UserError
 from armillary.files import PARTIAL, write_atomically
@@ -193,9 +193,8 @@ def _tokens(path: Path) -> list[int]:
 
 def _content(cache: TextCache) -> bytes:
     """What a prompt's file holds."""
-    whole = whole_chunks(cache.length)
     arrays: dict[str, NDArray[Any]] = {
-        name: np.ascontiguousarray(part[:, : whole * (part.shape[1] // cache.room)])
+        name: np.ascontiguousarray(part[:, : cache.span(part, cache.length)])
         for name, part in cache.arrays().items()
     }
     arrays["tokens"] = np.array(cache.tokens, np.int32)
@@ -205,10 +204,7 @@ def _content(cache: TextCache) -> bytes:
 def _check_shapes(file: Any, like: TextCache) -> None:
     """Raise ValueError unless a file has a cache's arrays, before memory is taken for them."""
     (length,) = file.get_slice("tokens").get_shape()
-    expected = {
-        name: [len(part), whole_chunks(length) * (part.shape[1] // like.room)]
-        for name, part in like.arrays().items()
-    }
+    expected = {name: [len(part), like.span(part, length)] for name, part in like.arrays().items()}
     found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     if found != {"tokens": [length], **expected}:
         raise ValueError("of another shape")
