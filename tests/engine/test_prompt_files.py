@@ -3,6 +3,7 @@
 import os
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +203,30 @@ def test_what_a_process_left_that_died_goes_after_an_hour(folder: Path) -> None:
     files(folder).write(cache(TOKENS), REGIMES)
     assert not old.exists()
     assert new.exists(), "another process may be writing it now"
+
+
+def test_processes_need_not_know_of_each_other(folder: Path) -> None:
+    """Each writes, reads and removes as it goes; what is read is always what was written."""
+    texts = [text(300, seed=seed) for seed in range(6)]
+    files(folder).write(cache(texts[0]), REGIMES)
+    limit = 2 * prompts(folder)[0].stat().st_size
+
+    def work(turn: int) -> int:
+        right = 0
+        for ids in texts[turn:] + texts[:turn]:
+            written = cache(ids)
+            kept = files(folder, limit=limit)
+            kept.write(written, REGIMES)
+            read = kept.read(ids, SHORTEST, REGIMES, 300)
+            if read is not None:
+                for name, part in read.arrays().items():
+                    np.testing.assert_array_equal(part, written.arrays()[name])
+                right += 1
+        return right
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(work, range(4))) > 0
+    assert len(prompts(folder)) <= 4, "each counted what it saw"
 
 
 def test_a_place_that_takes_nothing_is_no_error(tmp_path: Path) -> None:
