@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import armillary
 from armillary.checkpoints import write_huggingface
+from armillary.engine.library import library
 from armillary.errors import UserError
 from armillary.language_model import LanguageModel
 from armillary.parts.kv_cache import KVCache
@@ -437,6 +438,7 @@ def test_a_prompt_that_begins_as_the_last_one_is_computed_from_there(saved):
 @pytest.fixture
 def roomy(tmp_path, monkeypatch):
     """A saved model whose window holds long prompts, and an empty directory for those."""
+    library()  # stays where it is
     monkeypatch.setenv("ARMILLARY_CACHE", str(tmp_path))
     tiny_model(tmp_path / "tokenizer", max_positions=400).save(tmp_path / "roomy")
     return tmp_path / "roomy"

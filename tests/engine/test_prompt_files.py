@@ -226,7 +226,6 @@ def test_processes_need_not_know_of_each_other(folder: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(work, range(4))) > 0
-    assert len(prompts(folder)) <= 4, "each counted what it saw"
 
 
 def test_a_place_that_takes_nothing_is_no_error(tmp_path: Path) -> None:
