@@ -108,6 +108,32 @@ def test_a_prompt_is_continued_without_torch(model: str, options: list[str]) -> 
     assert done.stderr == ""
 
 
+def test_a_long_prompt_is_computed_once_unless_that_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ARMILLARY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    tiny_model(tmp_path / "tokenizer", max_positions=1024).save(tmp_path / "tiny")
+    (tmp_path / "long.txt").write_text("All work and no play. " * 20)
+    model, file = str(tmp_path / "tiny"), str(tmp_path / "long.txt")
+    options = ["--max-tokens", "5", "--temperature", "0", "--engine", "numba"]
+    texts = []
+    for how, said in [
+        (["--no-prompt-cache"], "440 prompt tokens, first token"),
+        (["--prompt-cache"], "440 prompt tokens, first token"),
+        (["--prompt-cache"], "440 prompt tokens (439 of them known), first token"),
+        (["--no-prompt-cache"], "440 prompt tokens, first token"),
+    ]:
+        assert main(["generate", model, "-f", file, *options, *how]) == 0
+        out, err = capsys.readouterr()
+        assert said in err
+        texts.append(out)
+    assert len(set(texts)) == 1
+    monkeypatch.setenv("ARMILLARY_PROMPT_CACHE", "1")
+    assert main(["generate", model, "-f", file, *options]) == 0
+    assert "439 of them known" in capsys.readouterr().err
+
+
 def test_json_has_the_facts_of_each_prompt(
     model: str, lm: LanguageModel, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,9 @@ class TextByText:
         tokens: Sequence[Sequence[int]],
         *,
         every: bool = False,
+        prompts: bool = False,
     ) -> list[np.ndarray]:
+        del prompts
         self.taken.append([list(new) for new in tokens])
         logits = []
         for text, new in zip(caches, tokens, strict=True):
