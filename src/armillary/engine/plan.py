@@ -7,6 +7,8 @@ memory sets the pace; `engine/prefill.py` has the one for many.
 Norms and the rounding to int8 are so short that each thread does them for itself, rather than wait
 for the others' part. Products share out their columns, and elementwise steps after them the same
 columns, so that neither waits for the other.
+
+What of a configuration is computed at all stands in `engine/coverage.py`.
 """
 
 from collections.abc import Sequence
