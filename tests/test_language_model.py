@@ -319,6 +319,14 @@ def test_without_numba_torch_computes_and_one_notice_says_so(saved, monkeypatch)
         loaded(saved, engine="numba")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_torch_cannot_use_is_none(saved, monkeypatch):
+    monkeypatch.setattr("armillary.engine_choice.gpu_expected", lambda: True)
+    assert armillary.load(saved, engine="auto").engine == "numba"
+    assert armillary.load(saved, engine="auto", dtype="float64").engine == "torch"
+    assert armillary.load(saved, engine="auto", device="cpu").engine == "numba"
+
+
 def test_where_a_part_has_no_kernel_torch_computes_and_one_notice_names_it(saved, lm, monkeypatch):
     known = {**COMPUTED[FeedForwardConfig], "activation": ("gelu",)}
     monkeypatch.setattr(coverage, "COMPUTED", {**COMPUTED, FeedForwardConfig: known})

@@ -246,6 +246,14 @@ def load(
     if allow_missing and engine != "torch":
         raise ValueError(f"allow_missing leaves weights unset, which engine {engine!r} cannot hold")
     chosen = choose_engine(engine, device, dtype)
+    if (
+        engine == "auto"
+        and chosen == "torch"
+        and device == "auto"
+        and _device("auto").type == "cpu"
+    ):
+        # A driver's files are there, but no GPU that this torch can use.
+        chosen = choose_engine(engine, "cpu", dtype)
     path = locate(os.fspath(name))
     with _collector_paused():
         checkpoint = open_checkpoint(path, ignore_keys=ignore_keys, allow_missing=allow_missing)

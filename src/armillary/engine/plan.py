@@ -24,7 +24,6 @@ from armillary.config import (
     FeedForwardConfig,
     LayerConfig,
     NormConfig,
-    RotaryConfig,
 )
 from armillary.engine.formats import int8
 from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
@@ -84,12 +83,6 @@ class Inputs:
         return cls(a, b, rows[0], rows[1], rows[2], rows[3], rows[4], many[0], many[1])
 
 
-def rotaries(config: DecoderConfig) -> list[RotaryConfig]:
-    """The rotations of a decoder, each once."""
-    found = dict.fromkeys(layer.attention.rotary for layer in config.layers)
-    return [rotary for rotary in found if rotary is not None]
-
-
 class Plan:
     """The program of a decoder, and the memory that it works in.
 
@@ -112,7 +105,7 @@ class Plan:
         self._weights, self._threads, self._code = weights, threads, code
         self.program = Program(code)
         self.inputs = Inputs.of(config.n_layers, rows)
-        self.rotaries = rotaries(config)
+        self.rotaries = config.rotaries
         for rotary in self.rotaries:
             self.inputs.cos.append(np.zeros((rows, rotary.d_rotary // 2), np.float32))
             self.inputs.sin.append(np.zeros((rows, rotary.d_rotary // 2), np.float32))
