@@ -35,6 +35,14 @@ def kernels():
         library().kernel(each.name)
 
 
+@pytest.fixture(scope="session")
+def device():
+    """A GPU's name where there is one, else the CPU's: the same tests run on either."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def pytest_collection_modifyitems(items):
     """Leave out, by name, what needs a browser where there is none."""
     if chromium() is None:

@@ -14,6 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import armillary
 from armillary.checkpoints import write_huggingface
+from armillary.config import FeedForwardConfig
+from armillary.engine import coverage
+from armillary.engine.coverage import COMPUTED
 from armillary.engine.library import library
 from armillary.errors import UserError
 from armillary.language_model import LanguageModel
@@ -315,6 +318,28 @@ def test_without_numba_torch_computes_and_one_notice_says_so(saved, monkeypatch)
     assert told[0].endswith("torch computes instead")
     with pytest.raises(UserError, match="numba engine cannot be imported .* take --engine torch"):
         loaded(saved, engine="numba")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_torch_cannot_use_is_none(saved, monkeypatch):
+    monkeypatch.setattr("armillary.engine_choice.gpu_expected", lambda: True)
+    assert armillary.load(saved, engine="auto").engine == "numba"
+    assert armillary.load(saved, engine="auto", dtype="float64").engine == "torch"
+    assert armillary.load(saved, engine="auto", device="cpu").engine == "numba"
+
+
+def test_where_a_part_has_no_kernel_torch_computes_and_one_notice_names_it(saved, lm, monkeypatch):
+    known = {**COMPUTED[FeedForwardConfig], "activation": ("gelu",)}
+    monkeypatch.setattr(coverage, "COMPUTED", {**COMPUTED, FeedForwardConfig: known})
+    told: list[str] = []
+    fallen_back = loaded(saved, engine="auto", notice=told.append)
+    what = "feedforward.activation silu has no kernel in the numba engine"
+    assert told == [f"layers 0-1: {what}; torch computes instead"]
+    assert fallen_back.engine == "torch"
+    assert fallen_back.generate(PROMPTS, **GREEDY) == lm.generate(PROMPTS, **GREEDY)
+    with pytest.raises(UserError) as caught:
+        loaded(saved, engine="numba")
+    assert str(caught.value) == f"layers 0-1: {what}; take --engine torch"
 
 
 @pytest.mark.parametrize("engine", ["numba", "auto"])

@@ -19,6 +19,7 @@ from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.locate import locate, prompt_directory
 from armillary.checkpoints.sums import Sums
 from armillary.config import DecoderConfig
+from armillary.engine.coverage import NoKernelError
 from armillary.engine_choice import WIDTHS, EngineName, choose_engine
 from armillary.errors import UserError
 from armillary.generation.batch import generate
@@ -247,7 +248,8 @@ def load(
 ) -> LanguageModel:
     """The model that an alias, a directory, a .gguf file or a Hub id names.
 
-    `engine`: torch; numba, which runs on the CPU and needs no torch; auto is numba on the CPU.
+    `engine`: torch; numba, which runs on the CPU and needs no torch; auto is numba on the CPU,
+    unless the configuration has parts without a kernel, which a notice then names.
     `dtype`: float32, float64, bfloat16 or float16; auto is bfloat16 for files in it, else
     float32. The numba engine has float32 and bfloat16, and auto takes weights as they are stored.
     `device`: as torch names it; auto is a GPU where torch finds one, else the CPU.
@@ -261,6 +263,14 @@ def load(
     if allow_missing and engine != "torch":
         raise ValueError(f"allow_missing leaves weights unset, which engine {engine!r} cannot hold")
     chosen = choose_engine(engine, device, dtype)
+    if (
+        engine == "auto"
+        and chosen == "torch"
+        and device == "auto"
+        and _device("auto").type == "cpu"
+    ):
+        # A driver's files are there, but no GPU that this torch can use.
+        chosen = choose_engine(engine, "cpu", dtype)
     path = locate(os.fspath(name))
     with _collector_paused():
         checkpoint = open_checkpoint(path, ignore_keys=ignore_keys, allow_missing=allow_missing)
@@ -303,18 +313,23 @@ def _collector_paused() -> Iterator[None]:
 def _on_numba(
     checkpoint: Checkpoint, dtype: str, notice: Callable[[str], None], *, or_none: bool
 ) -> "EngineDecoder | None":
-    """None, with a notice, where the engine cannot be imported and that is no error."""
-    config, tensors = checkpoint.config, checkpoint.tensors
+    """None, with a notice, where the engine cannot compute and that is no error."""
+    cause: Exception
     try:
         from armillary.engine.decoder import EngineDecoder
 
-        return EngineDecoder(config, tensors, width=WIDTHS[dtype], notice=notice)
+        return EngineDecoder(
+            checkpoint.config, checkpoint.tensors, width=WIDTHS[dtype], notice=notice
+        )
     except ImportError as error:
-        said = f"the numba engine cannot be imported ({error})"
-        if not or_none:
-            raise UserError(f"{said}; install numba, or take --engine torch") from error
-        notice(f"{said}; torch computes instead")
-        return None
+        said, cause = f"the numba engine cannot be imported ({error})", error
+        remedy = "install numba, or take --engine torch"
+    except NoKernelError as error:
+        said, remedy, cause = str(error), "take --engine torch", error
+    if not or_none:
+        raise UserError(f"{said}; {remedy}") from cause
+    notice(f"{said}; torch computes instead")
+    return None
 
 
 def _prompts(

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from armillary.cli import main
+from armillary.config import FeedForwardConfig
+from armillary.engine import coverage
+from armillary.engine.coverage import COMPUTED
 from armillary.errors import UserError
 from armillary.generation.decode import TokenEvent
 from armillary.language_model import LanguageModel, load
@@ -93,6 +96,24 @@ def test_a_terminal_is_told_which_engine_computed(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["generate", model, "Hello", "--max-tokens", "2", *options]) == 0
     assert f"ended by length; {engine} engine" in capsys.readouterr().err
+
+
+def test_a_part_without_a_kernel_is_computed_with_torch_or_refused(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {**COMPUTED[FeedForwardConfig], "kind": ("mlp",)}
+    monkeypatch.setattr(coverage, "COMPUTED", {**COMPUTED, FeedForwardConfig: known})
+    what = "layers 0-1: feedforward.kind glu has no kernel in the numba engine"
+    options = ["generate", model, "Hello", "--max-tokens", "3", "--device", "cpu"]
+    greedy = ["--temperature", "0"]
+    assert main([*options, *greedy, "--engine", "torch"]) == 0
+    by_torch = capsys.readouterr().out
+    assert main([*options, *greedy]) == 0
+    output = capsys.readouterr()
+    assert output.out == by_torch
+    assert output.err == f"note: {what}; torch computes instead\n"
+    assert main([*options, "--engine", "numba"]) == 2
+    assert capsys.readouterr().err == f"armillary: {what}; take --engine torch\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--engine", "numba", "--chat", "--json"]])

@@ -10,6 +10,7 @@ from armillary.checkpoints.parameters import check_filled, parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
+from armillary.engine.coverage import check_computed
 from armillary.engine.formats import ROWS
 from armillary.engine.kv_layout import Stored
 from armillary.engine.library import library
@@ -60,8 +61,8 @@ class EngineDecoder:
     of 32), or brought to float32 or bfloat16. `cache` is the type that keys and values are kept in;
     float32 where matrices are, else bfloat16. `threads`: the physical cores when None. `notice` is
     told what a person may want to know: that kernels are compiled, which weights have none.
-    Raises CheckpointError for missing, extra or misshapen tensors, naming them; ValueError for no
-    threads.
+    Raises NoKernelError for what of a configuration the engine cannot compute; CheckpointError for
+    missing, extra or misshapen tensors, naming them; ValueError for no threads.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class EngineDecoder:
         threads: int | None = None,
         notice: Callable[[str], None] = _quiet,
     ) -> None:
+        check_computed(config)
         # Kernels read as many bytes as the configuration says, whatever there is.
         check_filled(parameter_shapes(config), tensors)
         self.config = config
