@@ -130,6 +130,17 @@ CacheType = Annotated[
         rich_help_panel=_LOADING,
     ),
 ]
+PromptCache = Annotated[
+    bool,
+    typer.Option(
+        "--prompt-cache/--no-prompt-cache",
+        envvar="ARMILLARY_PROMPT_CACHE",
+        show_envvar=False,
+        help="Keep what the numba engine computes of a long prompt in a private file, and go on "
+        "from there next time; see armillary prompts.",
+        rich_help_panel=_LOADING,
+    ),
+]
 Device = Annotated[
     str,
     typer.Option(
@@ -152,6 +163,7 @@ def load_model(
     ignore_key: list[str] | None,
     engine: str = "torch",
     cache_type: str = "auto",
+    prompt_files: bool = False,
 ) -> "LanguageModel":
     """Find, fetch if need be, and load a model, with progress and notices on standard error."""
     from armillary.checkpoints.locate import locate
@@ -178,5 +190,6 @@ def load_model(
             device=device,
             cache=cache_type,
             ignore_keys=tuple(ignore_key or ()),
+            prompt_files=prompt_files,
             notice=say,
         )
