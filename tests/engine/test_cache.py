@@ -106,7 +106,7 @@ def filled(stored: str, count: int) -> TextCache:
     return cache
 
 
-@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@EACH
 @pytest.mark.parametrize("count", [1, CHUNK, CHUNK + 1, 150])
 def test_a_beginning_holds_whole_chunks_in_memory_of_its_own(stored: str, count: int) -> None:
     cache = filled(stored, 150)
