@@ -121,8 +121,8 @@ class TextCache:
 
     def span(self, part: NDArray[np.generic], tokens: int) -> int:
         """How many numbers of each head in one of the arrays the first tokens take."""
-        width: int = part.shape[1]
-        return width // (self.room // CHUNK) * (whole_chunks(tokens) // CHUNK)
+        of_a_chunk: int = part.shape[1] // (self.room // CHUNK)
+        return of_a_chunk * (whole_chunks(tokens) // CHUNK)
 
     def _take(self, tokens: int) -> None:
         """Memory for so many tokens, with what is held copied to it."""
