@@ -16,7 +16,7 @@ from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES
 from armillary.checkpoints.gguf import read_gguf
 from armillary.checkpoints.gguf_write import gguf_family_for, write_gguf
-from armillary.checkpoints.huggingface import read_huggingface
+from armillary.checkpoints.huggingface import family_for, read_huggingface
 from armillary.errors import ConfigError, UserError
 from support.peer_families import CASES, LLAMA3, PEERS, build_peer
 from support.peer_llama import save_peer
@@ -82,6 +82,7 @@ def test_what_is_written_comes_back(tmp_path, name, variant):
             np.testing.assert_array_equal(theirs, ours)
     again = gguf_family_for(after.config, name)
     assert again.gguf is FAMILY[name].gguf
+    assert family_for(after.config, name).name == name
 
 
 @pytest.mark.parametrize(("name", "variant"), EXPRESSIBLE)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES, Family
-from armillary.checkpoints.families.family import GGUFTable, Key, first, taken
+from armillary.checkpoints.families.family import GGUFTable, Key, entries_of, first, taken
 from armillary.checkpoints.gguf import SAMPLING, read_config, table_of
 from armillary.checkpoints.gguf_file import Encoded, Value, read_gguf_file, write_gguf_file
 from armillary.checkpoints.huggingface import first_difference
 from armillary.checkpoints.layouts import places, write_tensors
-from armillary.checkpoints.rotary_keys import LOCAL_BASE, write_gguf_rotary
+from armillary.checkpoints.rotary_keys import LOCAL_BASE, shortest_float, write_gguf_rotary
 from armillary.checkpoints.tensors import TensorToWrite, telling, to_write
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import ConfigError, UserError
@@ -98,7 +98,7 @@ def _architecture(
     """The keys under the architecture, and the tensors that belong to the rotary settings."""
     table = table_of(family)
     entries: dict[str, Value] = {"block_count": config.n_layers}
-    decoder = config.model_dump(mode="json")
+    decoder = entries_of(config)
     for key in table.keys:
         value = _written(key, decoder)
         if value is not None:
@@ -195,16 +195,20 @@ def _check_read_back(
 
 def _compared(config: DecoderConfig) -> dict[str, Any]:
     """What must be the same: all but rotation, which is compared as numbers, and dropout."""
-    entries = config.model_dump(mode="json") | {"input_dropout": 0.0}
+    entries = entries_of(config) | {"input_dropout": 0.0}
     for layer in entries["layers"]:
         layer["dropout"] = layer["attention"]["dropout"] = layer["feedforward"]["dropout"] = 0.0
         del layer["attention"]["rotary"]
-    for layer, of in zip(entries["layers"], config.layers, strict=True):
-        layer["attention"]["scale"] = float(np.float32(of.attention.score_scale))
-    for name in ("embedding_scale", "logit_scale", "final_soft_cap"):
-        if entries[name] is not None:
-            entries[name] = float(np.float32(entries[name]))
-    return entries
+    return _as_held(entries)
+
+
+def _as_held(entries: Any) -> Any:
+    """Entries with numbers as the format holds them, and as they are meant."""
+    if isinstance(entries, dict):
+        return {key: _as_held(value) for key, value in entries.items()}
+    if isinstance(entries, list):
+        return [_as_held(value) for value in entries]
+    return shortest_float(entries) if isinstance(entries, float) else entries
 
 
 def _in_float32(value: Value | Encoded) -> object:

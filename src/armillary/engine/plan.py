@@ -440,8 +440,7 @@ class Plan:
             wait=True,
             x=x.data,
             stride=x.stride,
-            heads=1,
-            d_head=n,
+            n=n,
             factor=factor,
             rows=rows,
         )

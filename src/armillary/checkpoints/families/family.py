@@ -117,8 +117,11 @@ def _inverse(of: Callable[[float], float], back: Callable[[float], float]) -> Fo
     def write(value: float | None) -> float | int | None:
         if value is None:
             return None
-        exact = back(value)
-        whole = round(exact)
+        try:
+            exact = back(value)
+            whole = round(exact)
+        except OverflowError as error:
+            raise ConfigError(f"the inverse of {value} is too large for a number") from error
         return whole if whole and of(whole) == value else exact
 
     def read(value: float) -> float:
@@ -317,6 +320,14 @@ def from_template(template: Mapping[str, Any], n_layers: int) -> Entries:
     entries = copy.deepcopy(dict(template))
     layer = entries["layers"]
     entries["layers"] = [copy.deepcopy(layer) for _ in range(n_layers)]
+    return entries
+
+
+def entries_of(config: DecoderConfig) -> Entries:
+    """The entries of a decoder, with the scale of its scores also where it is the usual one."""
+    entries: Entries = config.model_dump(mode="json")
+    for layer, of in zip(entries["layers"], config.layers, strict=True):
+        layer["attention"]["scale"] = of.attention.score_scale
     return entries
 
 

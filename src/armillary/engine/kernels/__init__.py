@@ -47,5 +47,6 @@ def all_kernels(machine: Machine) -> list[Kernel]:
         quantise.quantise(),
         rows.add(),
         rows.pick(),
+        rows.scale(),
         rows.soft_cap(),
     ]
