@@ -427,6 +427,7 @@ def test_alibi_is_refused_in_one_line(tmp_path):
         (OLMO2 | {"clip_qkv": 8.0}, "unknown key 'clip_qkv'"),
         (FALCON_40B | {"parallel_attn": False}, "new_decoder_architecture True and parallel_attn"),
         (PHI3_128K | {"partial_rotary_factor": 0.33}, "d_rotary is 31"),
+        (PYTHIA | {"hidden_size": 2**40}, "of 8 heads means a head of width 137438953472"),
         (
             without(MISTRAL, "rope_theta")
             | {"rope_parameters": {"sliding_attention": {"rope_theta": 1.5}}},

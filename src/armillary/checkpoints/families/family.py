@@ -62,14 +62,20 @@ class Values(dict[str, Any]):
         self.shapes = shapes or {}
 
 
-def head_width(given: int | None, d_model: int, n_heads: int, where: str) -> int:
-    """The width of a head: as given, else d_model / n_heads, which must divide (ConfigError)."""
-    if given is None and (n_heads < 1 or d_model % n_heads):
+def head_width(d_model: int, n_heads: int, where: str) -> int:
+    """The width of heads that are not said to have another: d_model / n_heads.
+
+    Raises ConfigError where that does not divide, or is no width to make a table of.
+    """
+    if n_heads < 1 or d_model % n_heads:
         raise ConfigError(
             f"{where}: the head's width is not given, and d_model {d_model} is no multiple of "
             f"{n_heads} heads"
         )
-    return d_model // n_heads if given is None else given
+    try:
+        return _possible_width(d_model // n_heads)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: d_model {d_model} of {n_heads} heads {error}") from error
 
 
 def _possible_width(width: int) -> int:
