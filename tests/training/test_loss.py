@@ -273,6 +273,8 @@ HEADS = {
     "tied": config(tie_head=True),
     "tied with bias": config(tie_head=True, head_bias=True),
     "soft cap": config(final_soft_cap=1.5, head_bias=True),
+    "scale": config(logit_scale=0.4, tie_head=True),
+    "scale, bias and soft cap": config(logit_scale=3.0, final_soft_cap=1.5, head_bias=True),
 }
 
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES, Family
-from armillary.checkpoints.families.family import GGUFTable, Key, taken
+from armillary.checkpoints.families.family import GGUFTable, Key, entries_of, first, taken
 from armillary.checkpoints.gguf import SAMPLING, read_config, table_of
 from armillary.checkpoints.gguf_file import Encoded, Value, read_gguf_file, write_gguf_file
 from armillary.checkpoints.huggingface import first_difference
 from armillary.checkpoints.layouts import places, write_tensors
-from armillary.checkpoints.rotary_keys import LOCAL_BASE, write_gguf_rotary
+from armillary.checkpoints.rotary_keys import LOCAL_BASE, shortest_float, write_gguf_rotary
 from armillary.checkpoints.tensors import TensorToWrite, telling, to_write
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import ConfigError, UserError
@@ -98,11 +98,16 @@ def _architecture(
     """The keys under the architecture, and the tensors that belong to the rotary settings."""
     table = table_of(family)
     entries: dict[str, Value] = {"block_count": config.n_layers}
-    decoder = config.model_dump(mode="json")
+    decoder = entries_of(config)
     for key in table.keys:
         value = _written(key, decoder)
         if value is not None:
             entries[key.name] = value
+    for path in table.passed_over:
+        value = first(decoder, path)
+        if value is not None:
+            what = f"{path.rpartition('.')[2]} {value}"
+            notices.append(f"llama.cpp passes over the {what} of {table.architecture}")
     if table.layers is not None:
         entries |= table.layers.write(config)
     keys, factors = _rotary(config, table, family.name, notices)
@@ -116,7 +121,9 @@ def _written(key: Key, decoder: Mapping[str, Any]) -> Value | None:
     if isinstance(key.kind, tuple) and list in key.kind and len(set(found)) > 1:
         return [key.form.write(value) for value in found]
     value = next((value for value in found if value is not None), None)
-    return None if value is None else key.form.write(value)
+    written: Value | None = None if value is None else key.form.write(value)
+    # The format tells whole numbers from others, and its readers refuse one for the other.
+    return float(written) if key.kind is float and isinstance(written, int) else written
 
 
 def _rotary(
@@ -188,16 +195,20 @@ def _check_read_back(
 
 def _compared(config: DecoderConfig) -> dict[str, Any]:
     """What must be the same: all but rotation, which is compared as numbers, and dropout."""
-    entries = config.model_dump(mode="json") | {"input_dropout": 0.0}
+    entries = entries_of(config) | {"input_dropout": 0.0}
     for layer in entries["layers"]:
         layer["dropout"] = layer["attention"]["dropout"] = layer["feedforward"]["dropout"] = 0.0
         del layer["attention"]["rotary"]
-    for layer, of in zip(entries["layers"], config.layers, strict=True):
-        layer["attention"]["scale"] = float(np.float32(of.attention.score_scale))
-    for name in ("embedding_scale", "logit_scale", "final_soft_cap"):
-        if entries[name] is not None:
-            entries[name] = float(np.float32(entries[name]))
-    return entries
+    return _as_held(entries)
+
+
+def _as_held(entries: Any) -> Any:
+    """Entries with numbers as the format holds them, and as they are meant."""
+    if isinstance(entries, dict):
+        return {key: _as_held(value) for key, value in entries.items()}
+    if isinstance(entries, list):
+        return [_as_held(value) for value in entries]
+    return shortest_float(entries) if isinstance(entries, float) else entries
 
 
 def _in_float32(value: Value | Encoded) -> object:

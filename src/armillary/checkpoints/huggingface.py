@@ -18,6 +18,7 @@ from armillary.checkpoints.families.family import (
     HuggingFaceTable,
     Patch,
     Values,
+    entries_of,
     first,
     from_template,
 )
@@ -388,7 +389,7 @@ def _config_entries(
     generation: Mapping[str, Any],
 ) -> dict[str, Any]:
     table = family.huggingface
-    decoder = config.model_dump(mode="json")
+    decoder = entries_of(config)
     values = _values_of(decoder, table)
     rotaries = [layer.attention.rotary for layer in config.layers]
     if table.rotary is None and any(rotaries):
@@ -470,13 +471,11 @@ def _check_read_back(entries: Mapping[str, Any], config: DecoderConfig, family: 
 
 
 def _without_rotary(config: DecoderConfig) -> dict[str, Any]:
-    entries = config.model_dump(mode="json")
+    entries = entries_of(config)
     # The window is not compared: the dynamic rule's files say the original one.
     del entries["max_positions"]
     for layer in entries["layers"]:
         del layer["attention"]["rotary"]
-    for layer, of in zip(entries["layers"], config.layers, strict=True):
-        layer["attention"]["scale"] = of.attention.score_scale
     return entries
 
 

@@ -1,4 +1,4 @@
-"""Adding, choosing and bounding rows."""
+"""Adding, choosing, scaling and bounding rows."""
 
 import numpy as np
 import pytest
@@ -34,6 +34,15 @@ def test_rows_are_chosen(threads: int) -> None:
     np.testing.assert_array_equal(out[:5, :41], x[numbers, :41])
     assert np.isnan(out[5:]).all()
     assert np.isnan(out[:, 41:]).all()
+
+
+@THREADS
+def test_rows_are_scaled(threads: int) -> None:
+    x = spaced(drawn(3, 37))
+    expected = x[:, :37] * np.float32(0.22)
+    call("scale", threads=threads, x=x, stride=x.strides[0], n=37, factor=0.22, rows=count(3))
+    np.testing.assert_array_equal(x[:, :37], expected)
+    assert np.isnan(x[:, 37:]).all()
 
 
 @THREADS

@@ -54,17 +54,12 @@ def pre_norm(
     }
 
 
-def own_head_width(d_model: str, n_heads: str, given: str | None = None) -> Any:
-    """The width of a head out of the entries under these keys, or as `given` says."""
-
-    def of(values: Values) -> int:
-        width = None if given is None else values[given]
-        return head_width(width, values[d_model], values[n_heads], values.where)
-
-    return of
+def own_head_width(d_model: str, n_heads: str) -> Callable[[Values], int]:
+    """The width of a head out of the entries under these keys."""
+    return lambda values: head_width(values[d_model], values[n_heads], values.where)
 
 
-def as_many_as(key: str) -> Any:
+def as_many_as(key: str) -> Callable[[Values], Any]:
     """A default: what another key says."""
     return lambda values: values[key]
 
@@ -159,17 +154,11 @@ def _of_embedding(values: Values) -> int:
     return shape[0] if shape else 0
 
 
-def _heads(values: Values) -> Any:
-    return values["attention.head_count"]
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value
-
-
 def _gguf_head_width(values: Values) -> int:
-    n_heads = _first(values["attention.head_count"])
-    return head_width(None, values["embedding_length"], n_heads, values.where)
+    n_heads = values["attention.head_count"]
+    if isinstance(n_heads, list):
+        n_heads = n_heads[0]
+    return head_width(values["embedding_length"], n_heads, values.where)
 
 
 GGUF_KEYS: tuple[Key, ...] = (
@@ -177,7 +166,12 @@ GGUF_KEYS: tuple[Key, ...] = (
     Key("embedding_length", int, ("d_model",)),
     Key("context_length", int, ("max_positions",)),
     Key("attention.head_count", (int, list), ("layers.*.attention.n_heads",)),
-    Key("attention.head_count_kv", (int, list), (N_KV_HEADS,), default=_heads),
+    Key(
+        "attention.head_count_kv",
+        (int, list),
+        (N_KV_HEADS,),
+        default=as_many_as("attention.head_count"),
+    ),
     Key("attention.key_length", int, (D_HEAD,), default=_gguf_head_width, form=WIDTH),
     Key("attention.value_length", int, (D_HEAD,), default=as_many_as("attention.key_length")),
     Key("feed_forward_length", (int, list), ("layers.*.feedforward.d_ff",)),
@@ -231,16 +225,21 @@ def only(tensors: Mapping[str, str], *without: str) -> dict[str, str]:
     }
 
 
-def gguf_interleaved() -> dict[str, Any]:
-    """`tensors` and `layouts` of an architecture that rotates interleaved, as Llama's does."""
+def gguf_interleaved(*without: str) -> dict[str, Any]:
+    """`tensors` and `layouts` of an architecture that rotates interleaved, as Llama's does.
+
+    Without the parameters whose names contain some words.
+    """
     rotated = {
         f"layers.{{i}}.attention.{name}.{kind}": f"blk.{{i}}.attn_{name}.{kind}"
         for name in "qk"
         for kind in ("weight", "bias")
     }
     return {
-        "tensors": only(gguf_names(), *rotated),
-        "layouts": tuple(Interleaved(theirs, (ours,)) for ours, theirs in rotated.items()),
+        "tensors": only(gguf_names(), *rotated, *without),
+        "layouts": tuple(
+            Interleaved(theirs, (ours,)) for ours, theirs in only(rotated, *without).items()
+        ),
     }
 
 

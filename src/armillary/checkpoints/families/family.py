@@ -62,14 +62,20 @@ class Values(dict[str, Any]):
         self.shapes = shapes or {}
 
 
-def head_width(given: int | None, d_model: int, n_heads: int, where: str) -> int:
-    """The width of a head: as given, else d_model / n_heads, which must divide (ConfigError)."""
-    if given is None and (n_heads < 1 or d_model % n_heads):
+def head_width(d_model: int, n_heads: int, where: str) -> int:
+    """The width of heads that are not said to have another: d_model / n_heads.
+
+    Raises ConfigError where that does not divide, or is no width to make a table of.
+    """
+    if n_heads < 1 or d_model % n_heads:
         raise ConfigError(
             f"{where}: the head's width is not given, and d_model {d_model} is no multiple of "
             f"{n_heads} heads"
         )
-    return d_model // n_heads if given is None else given
+    try:
+        return _possible_width(d_model // n_heads)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: d_model {d_model} of {n_heads} heads {error}") from error
 
 
 def _possible_width(width: int) -> int:
@@ -117,8 +123,11 @@ def _inverse(of: Callable[[float], float], back: Callable[[float], float]) -> Fo
     def write(value: float | None) -> float | int | None:
         if value is None:
             return None
-        exact = back(value)
-        whole = round(exact)
+        try:
+            exact = back(value)
+            whole = round(exact)
+        except OverflowError as error:
+            raise ConfigError(f"the inverse of {value} is too large for a number") from error
         return whole if whole and of(whole) == value else exact
 
     def read(value: float) -> float:
@@ -275,6 +284,7 @@ class GGUFTable:
     rotates     whether anything does
     divisors    tensors of divisors of frequencies that llama.cpp reads in this architecture
     needs_head  whether it reads no file without a head of its own
+    passed_over paths that files say and llama.cpp passes over
     tensors, layouts, fixed, ignored, keys, derived, layers  as in `HuggingFaceTable`
     """
 
@@ -289,6 +299,7 @@ class GGUFTable:
     local_base: float | None = None
     divisors: frozenset[str] = frozenset()
     needs_head: bool = False
+    passed_over: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
 
@@ -318,6 +329,14 @@ def from_template(template: Mapping[str, Any], n_layers: int) -> Entries:
     entries = copy.deepcopy(dict(template))
     layer = entries["layers"]
     entries["layers"] = [copy.deepcopy(layer) for _ in range(n_layers)]
+    return entries
+
+
+def entries_of(config: DecoderConfig) -> Entries:
+    """The entries of a decoder, with the scale of its scores also where it is the usual one."""
+    entries: Entries = config.model_dump(mode="json")
+    for layer, of in zip(entries["layers"], config.layers, strict=True):
+        layer["attention"]["scale"] = of.attention.score_scale
     return entries
 
 

@@ -44,6 +44,21 @@ def pick() -> Kernel:
     return kernel(pick)
 
 
+def scale() -> Kernel:
+    """x ← factor·x. Shared out by columns, as products are."""
+
+    def scale(
+        thread: int, threads: int, x: Address, stride: Size, n: Size, factor: Number, rows: Live
+    ) -> None:
+        first, last = share(n, thread, threads)
+        for row in range(rows):
+            a = floats(x + row * stride)
+            for i in range(first, last):
+                a[i] = factor * a[i]
+
+    return kernel(scale)
+
+
 def soft_cap() -> Kernel:
     """x ← cap·tanh(x / cap). Shared out by columns, as products are."""
 
