@@ -22,6 +22,7 @@ from armillary.checkpoints.rotary_keys import write_gguf_rotary
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, telling, to_write
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import ConfigError
+from armillary.files import Opener, write_whole
 from armillary.rope_layout import interleaved_from_half_split
 from armillary.rope_scaling import YaRN
 
@@ -29,7 +30,12 @@ Metadata = dict[str, Value | Encoded]
 Factors = dict[str, NDArray[np.float32]]
 
 # What llama.cpp calls a file by the encoding of most of its matrices (`llama_ftype`).
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+_FILE_TYPES = {
+    **dict(F32=0, F16=1, BF16=32),
+    **dict(Q4_0=2, Q4_1=3, Q8_0=7, Q5_0=8, Q5_1=9),
+    **dict(Q2_K=10, Q3_K=12, Q4_K=15, Q5_K=17, Q6_K=18),
+}
+_OTHER_TYPE = 1024  # "guessed"
 _QUANTIZATION_VERSION = 2
 _OURS = frozenset(
     f"general.{key}"
@@ -46,12 +52,13 @@ def write_gguf(
     *,
     family: Family = FAMILIES[0],
     progress: Callable[[int], None] = lambda _: None,
+    file: Opener = write_whole,
 ) -> list[str]:
     """Write a file that llama.cpp reads, atomically and by blocks of rows.
 
     `encodings` has one for each parameter. Of a checkpoint that is a GGUF file all that describes
     the file and the tokenizer is carried over as it is. `progress` is called with the bytes of
-    each block that was written. Returns notices about what the format leaves out.
+    each block that was written; `file` opens it. Returns notices about what the format leaves out.
     Raises ConfigError and CheckpointError for what it has no place for, before the file is begun;
     UserError when it cannot be written.
     """
@@ -71,7 +78,8 @@ def write_gguf(
         for name, tensor in checkpoint.tensors.items()
     ]
     divisors = [TensorToWrite(name, "F32", x.shape, [x]) for name, x in factors.items()]
-    write_gguf_file(path, metadata, divisors + [telling(each, progress) for each in tensors])
+    told = [telling(each, progress) for each in tensors]
+    write_gguf_file(path, metadata, divisors + told, file=file)
     return notices
 
 
@@ -188,7 +196,7 @@ def _general(
     metadata: Metadata = {
         "general.architecture": family.gguf.architecture,
         "general.type": "model",
-        "general.file_type": _FILE_TYPES[Counter(matrices).most_common(1)[0][0]],
+        "general.file_type": _FILE_TYPES.get(Counter(matrices).most_common(1)[0][0], _OTHER_TYPE),
         "general.quantization_version": _QUANTIZATION_VERSION,
     }
     if carried is not None:

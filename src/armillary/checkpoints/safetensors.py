@@ -23,13 +23,14 @@ from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, block_siz
 from armillary.errors import CheckpointError
 from armillary.files import (
     ALONE,
+    Opener,
     Writer,
     inside_directory,
     map_file,
     parse_json,
     read_json,
-    write_atomically,
     write_json,
+    write_whole,
 )
 
 SINGLE = "model.safetensors"
@@ -261,11 +262,13 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     *,
     blocks: bool = False,
+    file: Opener = write_whole,
 ) -> None:
     """Write tensors to one file, atomically, holding one chunk at a time.
 
     Wider numbers come first, so that each tensor lies at a multiple of its number's size; blocks,
     which `blocks` allows, come last. `metadata` goes into the header, for `read_metadata`.
+    `file` opens it.
     Raises ValueError for a name that comes twice, an encoding that cannot be stored, and chunks
     that do not add up to the tensor.
     """
@@ -287,13 +290,10 @@ def write_safetensors(
     header = {"__metadata__": {"format": "pt", **(metadata or {}), **encodings}, **entries}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with write_atomically(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in ordered:
-            written = sum(file.write(memoryview(chunk).cast("B")) for chunk in tensor.chunks)
-            needed = encoded_bytes(tensor.shape, tensor.encoding)
-            if written != needed:
-                raise ValueError(f"{tensor.name}: {written} bytes were given, {needed} needed")
+    with file(path) as segments:
+        segments.put("the header", 8 + len(text), [len(text).to_bytes(8, "little") + text])
+        for name, encoding, shape, chunks in ordered:
+            segments.put(name, encoded_bytes(shape, encoding), chunks)
 
 
 def _byte_shape(shape: tuple[int, ...], encoding: str) -> tuple[int, ...]:
@@ -324,7 +324,7 @@ def write_sharded(
     names = [SINGLE] if len(shards) == 1 else list(_shard_names(len(shards)))
     for name, (number, shard) in zip(names, shards, strict=True):
         if number == writer.number:
-            write_safetensors(directory / name, shard, blocks=blocks)
+            write_safetensors(directory / name, shard, blocks=blocks, file=writer.file)
     if len(shards) > 1 and writer.number == 0:
         placed = {
             tensor.name: name

@@ -29,7 +29,7 @@ _PLAIN: dict[str, np.dtype[Any]] = {
 # The commonest blocks' elements and bytes: the gguf library, which has all, is imported for others.
 BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
 # Block encodings that weights can be brought to.
-QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
+QUANTIZED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
 # Scales are half-precision numbers; a weight above the largest of them has none in any of these.
 _LARGEST = 65504.0
 
@@ -128,7 +128,7 @@ class StoredTensor:
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return rows start ≤ i < stop along the first dimension as float32."""
-        numbers = _decode(self.stored_rows(start, stop), self.encoding)
+        numbers = decode(self.stored_rows(start, stop), self.encoding)
         return numbers.reshape(self.shape if self.n_rows == 1 else (stop - start, *self.shape[1:]))
 
     def to_float32(self) -> NDArray[np.float32]:
@@ -207,7 +207,7 @@ def telling(tensor: TensorToWrite, progress: Callable[[int], None]) -> TensorToW
     return tensor._replace(chunks=chunks())
 
 
-def _decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
+def decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
     """(rows, bytes) → (rows, elements) in float32, a new array."""
     if encoding == "BF16":
         # A bfloat16 is the upper half of the float32 of the same value.
