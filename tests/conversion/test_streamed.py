@@ -1,4 +1,4 @@
-"""A decoder over weights in their file gives the logits of one that holds them, and holds little."""
+"""A decoder over weights in their file gives the logits of one that holds them, in no memory."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,12 @@ def test_a_pass_holds_less_than_a_tensor(tmp_path):
     sizes = {"vocab_size": 30_000, "d_model": 128, "n_layers": 2, "n_heads": 2, "d_ff": 8192}
     config = DecoderConfig.uniform(**sizes, max_positions=64)
     _, checkpoint = saved(tmp_path / "m", config, std=0.02)
-    memory = TensorMemory()
-    with allocates_less_than(8 << 20), memory:
+
+    def run():
         logits(checkpoint.config, checkpoint.tensors, [1, 2, 3], [0, 9, 60], length=64)
+
+    with TensorMemory():
+        run()  # what torch imports when it is first used is not counted
+    with allocates_less_than(8 << 20), TensorMemory() as memory:
+        run()
     assert memory.peak < 8 << 20

@@ -30,10 +30,17 @@ Metadata = dict[str, Value | Encoded]
 Factors = dict[str, NDArray[np.float32]]
 
 # What llama.cpp calls a file by the encoding of most of its matrices (`llama_ftype`).
-_FILE_TYPES = {
-    **dict(F32=0, F16=1, BF16=32),
-    **dict(Q4_0=2, Q4_1=3, Q8_0=7, Q5_0=8, Q5_1=9),
-    **dict(Q2_K=10, Q3_K=12, Q4_K=15, Q5_K=17, Q6_K=18),
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32} | {
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q8_0": 7,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "Q2_K": 10,
+    "Q3_K": 12,
+    "Q4_K": 15,
+    "Q5_K": 17,
+    "Q6_K": 18,
 }
 _OTHER_TYPE = 1024  # "guessed"
 _QUANTIZATION_VERSION = 2
