@@ -99,7 +99,9 @@ class AttentionConfig(_Strict):
 
     `window` w lets a position read itself and the w − 1 before it; None reads all before.
     `scale` multiplies the scores, d_head^(−1/2) when None. `soft_cap` c turns scores into
-    c·tanh(score / c). `qk_norm` normalises each query and key head before the rotation.
+    c·tanh(score / c). `qk_norm` normalises queries and keys before the rotation; `qk_norm_over`
+    says what of them: each head, with one weight for all (Qwen3) or `own_weights` for each
+    (StableLM 2), or all heads of a token as one vector (OLMo 2).
     """
 
     n_heads: Size
@@ -109,6 +111,7 @@ class AttentionConfig(_Strict):
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: NormConfig | None = None
+    qk_norm_over: Literal["head", "head_own_weights", "all_heads"] = "head"
     window: Size | None = None
     soft_cap: Positive | None = None
     scale: Positive | None = None
@@ -120,6 +123,11 @@ class AttentionConfig(_Strict):
             raise ValueError(
                 f"n_heads {self.n_heads} is no multiple of n_kv_heads {self.n_kv_heads}"
             )
+        if self.qk_norm is None and self.qk_norm_over != "head":
+            raise ValueError(
+                f"qk_norm_over is {self.qk_norm_over}, but there is no qk_norm; give one or leave "
+                "it out"
+            )
         if self.rotary is not None and self.rotary.d_rotary > self.d_head:
             raise ValueError(
                 f"d_rotary {self.rotary.d_rotary} is more than a head's width d_head {self.d_head}"
@@ -130,6 +138,10 @@ class AttentionConfig(_Strict):
     def score_scale(self) -> float:
         """What scores are multiplied by."""
         return self.d_head**-0.5 if self.scale is None else self.scale
+
+    def qk_norm_width(self, n_heads: int) -> int:
+        """Weights of the norm of so many query or key heads."""
+        return self.d_head if self.qk_norm_over == "head" else n_heads * self.d_head
 
 
 class FeedForwardConfig(_Strict):
@@ -159,7 +171,8 @@ class LayerConfig(_Strict):
     `norm_placement`: pre normalises what a sub-layer reads, post its result before it is added
     (OLMo 2), sandwich both (Gemma 2). `residual`: in sequence; or parallel, where both sub-layers
     read the layer's input, through norms of their own (GPT-NeoX) or through one (Falcon, Phi).
-    `dropout` falls on each sub-layer's result.
+    `residual_scale` multiplies each sub-layer's result before it is added (Granite), `dropout`
+    falls on it.
     """
 
     attention: AttentionConfig
@@ -167,6 +180,7 @@ class LayerConfig(_Strict):
     norm: NormConfig = NormConfig()
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     residual: Literal["sequential", "parallel", "parallel_shared_norm"] = "sequential"
+    residual_scale: Positive = 1.0
     dropout: Probability = 0.0
 
     @model_validator(mode="after")
@@ -184,7 +198,8 @@ class DecoderConfig(_Strict):
 
     `max_positions` is the window L that the model is meant for (after scaling, where a rotary
     rule scales). `position_table` is added to the embeddings; None adds nothing.
-    `embedding_scale` multiplies the embeddings, `final_soft_cap` bounds the logits.
+    `embedding_scale` multiplies the embeddings, `logit_scale` the logits, which `final_soft_cap`
+    then bounds.
     """
 
     vocab_size: Size
@@ -196,6 +211,7 @@ class DecoderConfig(_Strict):
     tie_head: bool = False
     head_bias: bool = False
     embedding_scale: Positive = 1.0
+    logit_scale: Positive = 1.0
     final_soft_cap: Positive | None = None
     input_dropout: Probability = 0.0
 

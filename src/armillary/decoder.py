@@ -53,6 +53,7 @@ class DecoderLayer(nn.Module):
 
         reads, gives = config.norm_placement != "post", config.norm_placement != "pre"
         self.residual = config.residual
+        self.residual_scale = config.residual_scale
         self.norm1 = norm(reads)
         self.attention = Attention(d, config.attention)
         self.post_norm1 = norm(gives)
@@ -71,20 +72,23 @@ class DecoderLayer(nn.Module):
         """x (B, T, d) → (B, T, d)."""
         normed = self.norm1(x)
         attended = self.post_norm1(self.attention(normed, visibility, turn, store))
-        u = x + self.dropout(attended)
+        u = x + self._scaled(self.dropout(attended))
         read = {
             "sequential": lambda: self.norm2(u),
             "parallel": lambda: self.norm2(x),
             "parallel_shared_norm": lambda: normed,
         }[self.residual]()
-        out: Tensor = u + self.dropout(self.post_norm2(self.feedforward(read)))
+        out: Tensor = u + self._scaled(self.dropout(self.post_norm2(self.feedforward(read))))
         return out
+
+    def _scaled(self, result: Tensor) -> Tensor:
+        return result if self.residual_scale == 1 else result * self.residual_scale
 
 
 class Head(nn.Module):
     """The projection to the vocabulary, with a matrix of its own or the embedding's.
 
-    Shapes: hidden (..., d) → logits (..., V), softly capped when configured.
+    Shapes: hidden (..., d) → logits (..., V), scaled and softly capped when configured.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -92,11 +96,14 @@ class Head(nn.Module):
         size, d = config.vocab_size, config.d_model
         self.weight = None if config.tie_head else nn.Parameter(torch.empty(size, d))
         self.bias = nn.Parameter(torch.empty(size)) if config.head_bias else None
+        self.scale = config.logit_scale
         self.soft_cap = config.final_soft_cap
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
         """hidden (..., d) → (..., V); `embedding` (V, d) serves when the head is tied to it."""
         logits = F.linear(hidden, embedding if self.weight is None else self.weight, self.bias)
+        if self.scale != 1:
+            logits = logits * self.scale
         return (
             logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
         )

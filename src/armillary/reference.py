@@ -321,6 +321,28 @@ def norm(config: Config, weights: Weights, name: str, x: Array) -> Array:
     return layer_norm(x, weight, config["eps"], bias)
 
 
+def norm_heads(config: Config, weights: Weights, name: str, x: Array) -> Array:
+    """The norm of queries or keys, x (B, n, T, d_h) → the same, over what qk_norm_over says.
+
+    head: each, by the same weights (d_h,); head_own_weights: each by its part of (n·d_h,);
+    all_heads: the n·d_h channels of a token as one vector.
+    """
+    B, n, T, d_h = x.shape
+    over, of = config["qk_norm_over"], config["qk_norm"]
+    if over == "all_heads":
+        joined = x.transpose(0, 2, 1, 3).reshape(B, T, n * d_h)
+        return norm(of, weights, name, joined).reshape(B, T, n, d_h).transpose(0, 2, 1, 3)
+    if over == "head":
+        return norm(of, weights, name, x)
+    result = np.empty_like(x)
+    for head in range(n):
+        part = slice(head * d_h, (head + 1) * d_h)
+        own = {f"{name}.{kind}": np.asarray(weights[f"{name}.{kind}"])[part]
+               for kind in (["weight", "bias"] if of["bias"] else ["weight"])}  # fmt: skip
+        result[:, head] = norm(of, own, name, x[:, head])
+    return result
+
+
 # --- The slots of a sequence ---------------------------------------------------------------------
 
 
@@ -495,8 +517,8 @@ def self_attention(
 
     q, k, v = heads("q", h), heads("k", h_kv), heads("v", h_kv)
     if config["qk_norm"] is not None:
-        q = norm(config["qk_norm"], weights, f"{name}.q_norm", q)
-        k = norm(config["qk_norm"], weights, f"{name}.k_norm", k)
+        q = norm_heads(config, weights, f"{name}.q_norm", q)
+        k = norm_heads(config, weights, f"{name}.k_norm", k)
     if config["rotary"] is not None:
         factor = rotary_attention_factor(config["rotary"])
         q = rotate(q, angles, config["rotary"]["layout"], factor)
@@ -524,7 +546,8 @@ def decoder_layer(
 
     norm_placement pre normalises what a sub-layer reads, post what it returns, sandwich both.
     residual parallel: y = x + Attn(Norm1(x)) + FFN(Norm2(x)); parallel_shared_norm: Norm1 for
-    both. x (B, T, d) → y (B, T, d), and the keys and values to be cached.
+    both. residual_scale multiplies what is added. x (B, T, d) → y (B, T, d), and the keys and
+    values to be cached.
     """
     placement, residual = config["norm_placement"], config["residual"]
 
@@ -547,14 +570,15 @@ def decoder_layer(
         may_read=may_read,
         cached=cached,
     )
-    u = x + after(1, attended)
+    u = x + config["residual_scale"] * after(1, attended)
     if residual == "sequential":
         read = before(2, u)
     elif residual == "parallel":
         read = before(2, x)
     else:
         read = before(1, x)
-    y = u + after(2, feed_forward(config["feedforward"], weights, f"{name}.feedforward", read))
+    result = feed_forward(config["feedforward"], weights, f"{name}.feedforward", read)
+    y = u + config["residual_scale"] * after(2, result)
     return y, kept
 
 
@@ -591,13 +615,14 @@ def embed(config: Config, weights: Weights, tokens: Integers, positions: Integer
 
 
 def project_to_vocabulary(config: Config, weights: Weights, x: Array) -> Array:
-    """Final norm, head (the embedding when tied), bias, soft cap: (B, T, d) → (B, T, V)."""
+    """Final norm, head (the embedding when tied), bias, scale, soft cap: (B, T, d) → (B, T, V)."""
     if config["final_norm"] is not None:
         x = norm(config["final_norm"], weights, "final_norm", x)
     head = parameter(weights, "embedding.weight" if config["tie_head"] else "head.weight")
     logits = x @ head.T
     if config["head_bias"]:
         logits = logits + parameter(weights, "head.bias")
+    logits = logits * config["logit_scale"]
     cap = config["final_soft_cap"]
     return logits if cap is None else cap * np.tanh(logits / cap)
 

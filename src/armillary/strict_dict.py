@@ -46,6 +46,10 @@ class StrictDict:
         """Whether there is an entry that is not null; looking does not count as reading."""
         return self._entries.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether there is an entry that is null, which some formats tell from an absent one."""
+        return key in self._entries and self._entries[key] is None
+
     @overload
     def take(self, key: str, kind: type[T]) -> T: ...
     @overload

@@ -86,7 +86,7 @@ def permuted_as_one_head(n_heads, d_head, d_rotary):
 @pytest.mark.parametrize("fault", [unpermuted, permuted_as_one_head])
 def test_a_fault_in_the_permutation_would_be_noticed(tmp_path, monkeypatch, fault):
     """The test above must fail for each; a wrong head count does not even fit the rows."""
-    monkeypatch.setattr("armillary.checkpoints.gguf.half_split_from_interleaved", fault)
+    monkeypatch.setattr("armillary.checkpoints.layouts.half_split_from_interleaved", fault)
     theirs = huggingface_tensors()
     checkpoint = read_gguf(write_gguf(tmp_path / "m.gguf", gguf_tensors(theirs)))
     for which in "qk":
@@ -259,10 +259,10 @@ def with_tensor(name, shape=(5,)):
         ({"logit_scale": 0.5}, "unknown key 'logit_scale'"),
         ({"expert_count": 8}, "expert_count is 8; only 0 is supported"),
         ({"attention__causal": False}, "attention.causal is False"),
-        ({"attention__value_length": 12}, "value_length is 12, but keys are 10 wide"),
+        ({"attention__value_length": 12}, "value_length is 12, but attention.key_length is 10"),
         ({"block_count": None}, "'block_count' is missing"),
-        ({"block_count": 2**32 - 1}, "block_count 4294967295 must be between 1 and 1000$"),
-        ({"block_count": 0}, "block_count 0 must be"),
+        ({"block_count": 2**32 - 1}, "block_count is 4294967295; it must be between 1 and 1000$"),
+        ({"block_count": 0}, "block_count is 0; it must be"),
         ({"block_count": 3}, "tensors do not fit the decoder: missing 'blk.2.attn_norm.weight'"),
         ({"block_count": 1}, "belonging to no parameter 'blk.1.attn_norm.weight'"),
         ({"attention__head_count": "six"}, "'attention.head_count' must be int or list, not str"),

@@ -99,7 +99,7 @@ def test_layers_may_differ_in_what_the_format_has_lists_for(tmp_path):
         ("embedding scale", "cannot express this decoder's embedding_scale 6.3"),
         ("no position", "cannot express layers without rotation"),
         ("mixed layers", "cannot express this decoder's"),
-        ("layer norm", "has no name for the parameter layers.0.norm1.bias"),
+        ("layer norm", "cannot express this decoder's layers.0.norm.kind"),
         ("fused glu", "has no name for the parameter layers.0.feedforward.gate_up.weight"),
     ],
 )

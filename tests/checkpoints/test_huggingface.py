@@ -473,7 +473,10 @@ def config_with(**entries):
         (config_with(rotary={"d_rotary": 4}), "rotation of 4 channels of a head of 10"),
         (config_with(attention={"rotary": None}), "layers without rotation"),
         (config_with(norm_placement="sandwich"), 'norm_placement "sandwich"'),
-        (config_with(feedforward={"activation": "identity"}), "no activation 'identity'"),
+        (
+            config_with(feedforward={"activation": "identity"}),
+            r'feedforward\.activation "identity"',
+        ),
         (config_with().model_copy(update={"embedding_scale": 2.0}), r"embedding_scale 2\.0"),
         (config_with().model_copy(update={"final_norm": None}), "final_norm null"),
         (

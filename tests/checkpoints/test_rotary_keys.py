@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from armillary.checkpoints.families.family import RotaryKeys
 from armillary.checkpoints.rotary_keys import (
     read_gguf_rotary,
     read_huggingface_rotary,
@@ -10,7 +11,13 @@ from armillary.checkpoints.rotary_keys import (
     write_gguf_rotary,
     write_huggingface_rotary,
 )
-from armillary.config import RotaryConfig
+from armillary.config import (
+    AttentionConfig,
+    DecoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    RotaryConfig,
+)
 from armillary.errors import ConfigError
 from armillary.rope_scaling import (
     NTK,
@@ -29,7 +36,7 @@ def read_all(entries, d_head=10, max_positions=4096, default_base=None, notices=
         strict := StrictDict(entries, "config.json"),
         d_head=d_head,
         max_positions=max_positions,
-        default_base=default_base,
+        keys=RotaryKeys(default_base=default_base),
         notices=[] if notices is None else notices,
     )
     strict.finish()
@@ -42,6 +49,13 @@ def read(entries, **options):
     settings = read_all(entries, **options)
     assert set(settings) == {None}
     return settings[None]
+
+
+def written(rotary):
+    attention = AttentionConfig(n_heads=6, n_kv_heads=2, d_head=10, rotary=rotary)
+    layer = LayerConfig(attention=attention, feedforward=FeedForwardConfig(d_ff=24))
+    config = DecoderConfig(vocab_size=61, d_model=40, max_positions=4096, layers=(layer, layer))
+    return write_huggingface_rotary(config, RotaryKeys())
 
 
 LLAMA3 = {
@@ -216,7 +230,7 @@ SCALINGS = [
 def test_both_schemas_that_are_written_say_the_same(rule, left_out):
     """Cases.md 23 and 24: read by a reader of either schema, and scaled is not unscaled."""
     rotary = RotaryConfig(d_rotary=10, base=100.0, scaling=rule)
-    keys = write_huggingface_rotary(rotary, d_head=10)
+    keys = written(rotary)
     assert {"rope_theta", "rope_scaling", "rope_parameters"} == set(keys)
     kept = {key: value for key, value in keys.items() if key not in left_out}
     again = read(kept)
@@ -232,7 +246,7 @@ def test_both_schemas_that_are_written_say_the_same(rule, left_out):
 
 def test_a_partial_rotation_is_written_and_read():
     rotary = RotaryConfig(d_rotary=4, base=100.0)
-    assert read(write_huggingface_rotary(rotary, d_head=10)) == rotary
+    assert read(written(rotary)) == rotary
 
 
 @pytest.mark.parametrize("number", [1e-5, 1e-6, 0.1, 10000.0, 5e5, 1.0])

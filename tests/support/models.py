@@ -89,6 +89,15 @@ def _variants() -> dict[str, DecoderConfig]:
         "out bias": _both(attention={"out_bias": True}),
         "q/k norm": _both(attention={"qk_norm": NormConfig(eps=1e-3)}),
         "q/k layer norm": _both(attention={"qk_norm": layer_norm}),
+        "q/k norm of all heads": _both(
+            attention={"qk_norm": NormConfig(eps=1e-3), "qk_norm_over": "all_heads"}
+        ),
+        "q/k norm of each head": _both(
+            attention={"qk_norm": NormConfig(offset=1.0), "qk_norm_over": "head_own_weights"}
+        ),
+        "q/k layer norm of each head": _both(
+            attention={"qk_norm": layer_norm, "qk_norm_over": "head_own_weights"}
+        ),
         "one kv head": _both(attention={"n_kv_heads": 1}),
         "all kv heads": _both(attention={"n_kv_heads": 6}),
         "layer norm": config(*[layer(norm=layer_norm)] * 2, final_norm=layer_norm),
@@ -104,10 +113,15 @@ def _variants() -> dict[str, DecoderConfig]:
         "parallel, shared norm": _both(residual="parallel_shared_norm"),
         "mlp relu": _both(feedforward={"kind": "mlp", "activation": "relu", "bias": True}),
         "mlp gelu": _both(feedforward={"kind": "mlp", "activation": "gelu"}),
+        "residual scale": _both(residual_scale=0.3),
+        "residual scale, sandwich": _both(residual_scale=0.3, norm_placement="sandwich"),
+        "residual scale, parallel": _both(residual_scale=0.3, residual="parallel"),
         "tied head": config(tie_head=True),
         "head bias": config(head_bias=True),
         "tied head with bias": config(tie_head=True, head_bias=True),
         "embedding scale": config(embedding_scale=6.3),
+        "logit scale": config(logit_scale=0.4),
+        "logit scale and soft cap": config(logit_scale=0.4, final_soft_cap=1.5),
         "final soft cap": config(final_soft_cap=1.5),
     }
     for activation in ("gelu", "gelu_tanh", "relu", "sigmoid", "identity"):

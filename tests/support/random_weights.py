@@ -56,8 +56,10 @@ def _layer_shapes(layer: Mapping[str, Any], d: int) -> Iterator[tuple[str, tuple
         yield from _linear_shapes(f"attention.{which}", count * d_h, d, attention["qkv_bias"])
     yield from _linear_shapes("attention.out", d, h * d_h, attention["out_bias"])
     if attention["qk_norm"] is not None:
-        yield from _norm_shapes("attention.q_norm", attention["qk_norm"], d_h)
-        yield from _norm_shapes("attention.k_norm", attention["qk_norm"], d_h)
+        shared = attention["qk_norm_over"] == "head"
+        for which, count in (("q", h), ("k", h_kv)):
+            width = d_h if shared else count * d_h
+            yield from _norm_shapes(f"attention.{which}_norm", attention["qk_norm"], width)
 
     f, bias = feedforward["d_ff"], feedforward["bias"]
     if feedforward["fused"]:

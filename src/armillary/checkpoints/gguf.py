@@ -4,7 +4,7 @@ Every key under the architecture's prefix is used or refused, by name. Keys unde
 `tokenizer.` describe the file and the tokenizer. Source: ggml's `docs/gguf.md`; llama.cpp.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.checkpoints.checkpoint import Checkpoint
-from armillary.checkpoints.families import FAMILIES, Facts, Family
-from armillary.checkpoints.families.family import MAX_LAYERS, GGUFTable, head_width
+from armillary.checkpoints.families import FAMILIES, Family
+from armillary.checkpoints.families.family import (
+    Entries,
+    GGUFTable,
+    Patch,
+    Values,
+    from_template,
+    put,
+)
+from armillary.checkpoints.families.reading import (
+    apply_patches,
+    check_fixed,
+    derive,
+    layer_count,
+    read_keys,
+)
 from armillary.checkpoints.gguf_file import GGUFFile, read_gguf_file
-from armillary.checkpoints.parameters import Shape, assign, names_in_file, template_of
-from armillary.checkpoints.rotary_keys import read_gguf_rotary, shortest_float
-from armillary.checkpoints.tensors import StoredTensor
-from armillary.config import AttentionConfig, DecoderConfig
+from armillary.checkpoints.layouts import name_of, read_tensors
+from armillary.checkpoints.parameters import Shape
+from armillary.checkpoints.rotary_keys import (
+    FULL,
+    LOCAL_BASE,
+    SLIDING,
+    read_gguf_rotary,
+    shortest_float,
+)
+from armillary.config import DecoderConfig
 from armillary.errors import CheckpointError, ConfigError
-from armillary.rope_layout import half_split_from_interleaved
 from armillary.strict_dict import StrictDict
 
 if TYPE_CHECKING:
@@ -54,12 +73,11 @@ def read_gguf(
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     where = str(path)
     config = read_config(file.metadata, family, shapes, factors, where, notices, ignore_keys)
-    names = names_in_file(config, family.gguf.tensors, where)
-    assigned = assign(config, tensors, names, where, allow_missing)
+    layouts = table_of(family).all_layouts()
     tokenizer = _read_tokenizer(file, notices)
     return Checkpoint(
         config=config,
-        tensors=_to_half_split(config, family.gguf, assigned),
+        tensors=read_tensors(config, layouts, tensors, where, allow_missing),
         tokenizer=tokenizer,
         generation=_read_generation(file, tokenizer),
         source=path,
@@ -79,9 +97,10 @@ def _family(file: GGUFFile) -> Family:
         )
     name = file.metadata.get("general.architecture")
     for family in FAMILIES:
-        if family.gguf.architecture == name:
+        if family.gguf is not None and family.gguf.architecture == name:
             return family
-    supported = ", ".join(family.gguf.architecture for family in FAMILIES)
+    known = dict.fromkeys(each.gguf.architecture for each in FAMILIES if each.gguf is not None)
+    supported = ", ".join(known)
     raise CheckpointError(
         f"{file.path}: general.architecture {name!r:.80} is not supported; supported: {supported}"
     )
@@ -108,7 +127,7 @@ def read_config(
     `factors` are the divisors of rotary frequencies, which are tensors in the file.
     Raises ConfigError for what cannot be honoured, and for keys that nothing has read.
     """
-    prefix = f"{family.gguf.architecture}."
+    prefix = f"{table_of(family).architecture}."
     entries = StrictDict(
         {
             key.removeprefix(prefix): _rounded(value)
@@ -132,109 +151,57 @@ def _read_entries(
     factors: Mapping[str, NDArray[np.float32]],
     notices: list[str],
 ) -> DecoderConfig:
-    table, where = family.gguf, entries.where
-    for key, only in table.fixed.items():
-        value = entries.take(key, type(only), only)
-        if value != only:
-            raise ConfigError(f"{where}: {key} is {value!r}; only {only!r} is supported")
+    table, where = table_of(family), entries.where
+    check_fixed(entries, table.fixed)
     entries.ignore(*table.ignored)
-    n_layers = entries.take("block_count", int)
-    if not 1 <= n_layers <= MAX_LAYERS:
-        raise ConfigError(f"{where}: block_count {n_layers} must be between 1 and {MAX_LAYERS}")
-    d_model = entries.take("embedding_length", int)
-    max_positions = entries.take("context_length", int)
-    n_heads = _per_layer(entries, "attention.head_count", n_layers, None)
-    n_kv_heads = _per_layer(entries, "attention.head_count_kv", n_layers, n_heads)
-    d_head = _head_width(entries, d_model, n_heads[0])
-    embedding = shapes.get(table.tensors["embedding.weight"])
-    facts = Facts(
-        vocab_size=entries.take("vocab_size", int, embedding[0] if embedding else 0),
-        d_model=d_model,
-        max_positions=max_positions,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        d_head=d_head,
-        d_ff=_per_layer(entries, "feed_forward_length", n_layers, None),
-        rotary=read_gguf_rotary(
-            entries,
-            d_head=d_head,
-            max_positions=max_positions,
-            factors=factors,
-            notices=notices,
-        ),
-        eps=entries.take("attention.layer_norm_rms_epsilon", float),
-        tie_head=table.tensors["head.weight"] not in shapes,
-        qkv_bias=_has(shapes, table, "layers.{i}.attention.q.bias"),
-        out_bias=_has(shapes, table, "layers.{i}.attention.out.bias"),
-        mlp_bias=_has(shapes, table, "layers.{i}.feedforward.down.bias"),
+    n_layers = layer_count(entries, "block_count")
+    values = Values(where, shapes)
+    decoder = from_template(family.template, n_layers)
+    read_keys(decoder, entries, table.keys, values, notices)
+    derive(decoder, table.derived, values)
+    named = {ours: name_of(table.all_layouts(), ours) for ours in ("head.weight", *table.present)}
+    for template, path in table.present.items():
+        # The first layer stands for all; the format says so in no other way.
+        put(decoder, (path,), (named[template] or "").replace("{i}", "0") in shapes)
+    decoder["tie_head"] = named["head.weight"] not in shapes
+    patches: Sequence[Patch] = [{}] * n_layers
+    if table.layers is not None:
+        patches = table.layers.read(entries, values, n_layers)
+    by_type = _rotary(entries, table, decoder, factors, notices)
+    apply_patches(decoder, patches, by_type, where)
+    return DecoderConfig.from_dict(decoder, where)
+
+
+def _rotary(
+    entries: StrictDict,
+    table: GGUFTable,
+    decoder: Entries,
+    factors: Mapping[str, NDArray[np.float32]],
+    notices: list[str],
+) -> dict[str | None, dict[str, Any] | None]:
+    """The rotary settings of each kind of layer, or of all under None."""
+    if not table.rotates:
+        return {None: None}
+    rotary = read_gguf_rotary(
+        entries,
+        d_head=decoder["layers"][0]["attention"]["d_head"],
+        max_positions=decoder["max_positions"],
+        factors=factors,
+        notices=notices,
     )
-    return DecoderConfig.from_dict(family.decoder(facts), where)
+    if table.local_base is None:
+        return {None: rotary}
+    base = entries.take(LOCAL_BASE, float, table.local_base)
+    return {FULL: rotary, SLIDING: rotary | {"base": base, "scaling": {"kind": "default"}}}
 
 
-def _per_layer(
-    entries: StrictDict, key: str, n_layers: int, default: tuple[int, ...] | None
-) -> tuple[int, ...]:
-    """Read a number for all layers, or a list with one for each."""
-    if default is not None and key not in entries:
-        return default
-    value = entries.take(key, (int, list))
-    if not isinstance(value, list):
-        return (value,) * n_layers
-    if len(value) != n_layers:
-        raise ConfigError(f"{entries.where}: {key} has {len(value)} entries for {n_layers} layers")
-    return tuple(entries.take_list(key, int))
-
-
-def _head_width(entries: StrictDict, d_model: int, n_heads: int) -> int:
-    d_head, d_value = (
-        entries.take_optional(f"attention.{name}_length", int) for name in ("key", "value")
-    )
-    d_head = head_width(d_head, d_model, n_heads, entries.where)
-    if d_value is not None and d_value != d_head:
+def table_of(family: Family) -> GGUFTable:
+    """The family's table. Raises ConfigError when GGUF has none of it."""
+    if family.gguf is None:
         raise ConfigError(
-            f"{entries.where}: attention.value_length is {d_value}, but keys are {d_head} wide; "
-            "only equal widths are supported"
+            f"GGUF has no architecture for the {family.name} family; write a directory"
         )
-    return d_head
-
-
-def _has(shapes: Mapping[str, Shape], table: GGUFTable, template: str) -> bool:
-    """Whether the first layer has a tensor; the format says so in no other way."""
-    return table.tensors[template].replace("{i}", "0") in shapes
-
-
-def rotated_rows(
-    config: DecoderConfig, table: GGUFTable, name: str
-) -> tuple[int, AttentionConfig] | None:
-    """The heads in the rows of a parameter that the format stores interleaved, and its attention.
-
-    None for every other parameter. Keys have fewer heads than queries: each matrix is permuted by
-    its own count.
-    """
-    template = template_of(name)
-    if template not in table.interleaved:
-        return None
-    attention = config.layers[int(name.split(".")[1])].attention
-    if attention.rotary is None:
-        return None
-    of_queries = template.startswith("layers.{i}.attention.q.")
-    return (attention.n_heads if of_queries else attention.n_kv_heads), attention
-
-
-def _to_half_split(
-    config: DecoderConfig, table: GGUFTable, tensors: dict[str, StoredTensor]
-) -> dict[str, StoredTensor]:
-    """Give the rows that are stored interleaved the half-split order of the configuration."""
-    result = dict(tensors)
-    for name, tensor in tensors.items():
-        rotated = rotated_rows(config, table, name)
-        if rotated is None:
-            continue
-        n_heads, attention = rotated
-        assert attention.rotary is not None
-        order = half_split_from_interleaved(n_heads, attention.d_head, attention.rotary.d_rotary)
-        result[name] = tensor.reordered(order)
-    return result
+    return family.gguf
 
 
 def _read_generation(file: GGUFFile, tokenizer: "Tokenizer | None") -> dict[str, Any]:

@@ -13,34 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.checkpoints.checkpoint import Checkpoint
-from armillary.checkpoints.families import FAMILIES, Facts, Family
-from armillary.checkpoints.gguf import SAMPLING, read_config, rotated_rows
+from armillary.checkpoints.families import FAMILIES, Family
+from armillary.checkpoints.families.family import GGUFTable, Key, taken
+from armillary.checkpoints.gguf import SAMPLING, read_config, table_of
 from armillary.checkpoints.gguf_file import Encoded, Value, read_gguf_file, write_gguf_file
 from armillary.checkpoints.huggingface import first_difference
-from armillary.checkpoints.parameters import names_in_file
-from armillary.checkpoints.rotary_keys import write_gguf_rotary
-from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, telling, to_write
+from armillary.checkpoints.layouts import places, write_tensors
+from armillary.checkpoints.rotary_keys import LOCAL_BASE, write_gguf_rotary
+from armillary.checkpoints.tensors import TensorToWrite, telling, to_write
 from armillary.config import DecoderConfig, RotaryConfig
-from armillary.errors import ConfigError
+from armillary.errors import ConfigError, UserError
 from armillary.files import Opener, write_whole
-from armillary.rope_layout import interleaved_from_half_split
 from armillary.rope_scaling import YaRN
 
 Metadata = dict[str, Value | Encoded]
 Factors = dict[str, NDArray[np.float32]]
 
 # What llama.cpp calls a file by the encoding of most of its matrices (`llama_ftype`).
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32} | {
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q8_0": 7,
-    "Q5_0": 8,
-    "Q5_1": 9,
-    "Q2_K": 10,
-    "Q3_K": 12,
-    "Q4_K": 15,
-    "Q5_K": 17,
-    "Q6_K": 18,
+_FILE_TYPES = {
+    encoding: number
+    for encodings, numbers in (
+        (("F32", "F16", "BF16"), (0, 1, 32)),
+        (("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"), (2, 3, 8, 9, 7)),
+        (("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), (10, 12, 15, 17, 18)),
+    )
+    for encoding, number in zip(encodings, numbers, strict=True)
 }
 _OTHER_TYPE = 1024  # "guessed"
 _QUANTIZATION_VERSION = 2
@@ -57,13 +54,14 @@ def write_gguf(
     checkpoint: Checkpoint,
     encodings: Mapping[str, str],
     *,
-    family: Family = FAMILIES[0],
+    family: Family | None = None,
     progress: Callable[[int], None] = lambda _: None,
     file: Opener = write_whole,
 ) -> list[str]:
     """Write a file that llama.cpp reads, atomically and by blocks of rows.
 
-    `encodings` has one for each parameter. Of a checkpoint that is a GGUF file all that describes
+    `encodings` has one for each parameter. Written as of `family`, or of the first that can express
+    the configuration. Of a checkpoint that is a GGUF file all that describes
     the file and the tokenizer is carried over as it is. `progress` is called with the bytes of
     each block that was written; `file` opens it. Returns notices about what the format leaves out.
     Raises ConfigError and CheckpointError for what it has no place for, before the file is begun;
@@ -71,89 +69,107 @@ def write_gguf(
     """
     notices: list[str] = []
     config = checkpoint.config
-    names = names_in_file(config, family.gguf.tensors, f"GGUF's {family.name} family")
+    family = gguf_family_for(config) if family is None else family
     entries, factors = _architecture(config, family, notices)
-    _check_read_back(entries, factors, checkpoint, names, family)
+    _check_read_back(entries, factors, config, family)
     carried = read_gguf_file(checkpoint.source).encoded if checkpoint.format == "gguf" else None
     metadata = {
         **_general(checkpoint, encodings, family, carried),
         **entries,
         **_tokenizer(checkpoint, carried, notices),
     }
-    tensors = [
-        to_write(_as_stored(config, family, tensor), encodings[name])._replace(name=names[name])
-        for name, tensor in checkpoint.tensors.items()
-    ]
+    ours = [to_write(tensor, encodings[name]) for name, tensor in checkpoint.tensors.items()]
+    where = f"GGUF's {family.name} family"
+    theirs = write_tensors(config, table_of(family).all_layouts(), ours, where)
     divisors = [TensorToWrite(name, "F32", x.shape, [x]) for name, x in factors.items()]
-    told = [telling(each, progress) for each in tensors]
+    told = [telling(each, progress) for each in theirs]
     write_gguf_file(path, metadata, divisors + told, file=file)
     return notices
 
 
-def _as_stored(config: DecoderConfig, family: Family, tensor: StoredTensor) -> StoredTensor:
-    """The tensor with its rows in the order of the file."""
-    rotated = rotated_rows(config, family.gguf, tensor.name)
-    if rotated is None:
-        return tensor
-    n_heads, attention = rotated
-    rotary = attention.rotary
-    assert rotary is not None
-    if rotary.layout == "interleaved":
-        return tensor
-    return tensor.reordered(interleaved_from_half_split(n_heads, attention.d_head, rotary.d_rotary))
+def gguf_family_for(config: DecoderConfig, preferred: str | None = None) -> Family:
+    """The family called `preferred` where GGUF can express it so, else the first that can.
+
+    Raises UserError naming what the nearest lacks: the preferred one, or the first.
+    """
+    refusal: UserError | None = None
+    for family in sorted(FAMILIES, key=lambda family: family.name != preferred):
+        try:
+            _check_read_back(*_architecture(config, family, []), config, family)
+        except UserError as error:
+            refusal = refusal or error
+        else:
+            return family
+    assert refusal is not None
+    raise refusal
 
 
 def _architecture(
     config: DecoderConfig, family: Family, notices: list[str]
 ) -> tuple[Metadata, Factors]:
     """The keys under the architecture, and the tensors that belong to the rotary settings."""
-    facts = Facts.of(config)
-    rotary = config.layers[0].attention.rotary
-    if rotary is None:
-        raise ConfigError(f"the {family.name} family cannot express layers without rotation")
+    table = table_of(family)
+    entries: dict[str, Value] = {"block_count": config.n_layers}
+    decoder = config.model_dump(mode="json")
+    for key in table.keys:
+        value = _written(key, decoder)
+        if value is not None:
+            entries[key.name] = value
+    if table.layers is not None:
+        entries |= table.layers.write(config)
+    keys, factors = _rotary(config, table, family.name, notices)
+    prefix = f"{table.architecture}."
+    return {prefix + key: value for key, value in (entries | keys).items()}, factors
+
+
+def _written(key: Key, decoder: Mapping[str, Any]) -> Value | None:
+    """What a key says: one value, or one for each layer where they differ and it may."""
+    found = taken(decoder, key.to[0]) if key.to else []
+    if isinstance(key.kind, tuple) and list in key.kind and len(set(found)) > 1:
+        return [key.form.write(value) for value in found]
+    value = next((value for value in found if value is not None), None)
+    return None if value is None else key.form.write(value)
+
+
+def _rotary(
+    config: DecoderConfig, table: GGUFTable, name: str, notices: list[str]
+) -> tuple[dict[str, Value], Factors]:
+    rotaries = {
+        (table.local_base is not None and layer.attention.window is not None): rotary
+        for layer in reversed(config.layers)
+        if (rotary := layer.attention.rotary) is not None
+    }
+    if bool(rotaries) != table.rotates:
+        without = "without" if table.rotates else "with"
+        raise ConfigError(f"the {name} family cannot express layers {without} rotation")
+    if not rotaries:
+        return {}, {}
+    rotary = rotaries.get(False) or rotaries[True]
     if isinstance(rotary.scaling, YaRN) and (
         (rotary.scaling.beta_fast, rotary.scaling.beta_slow) != (32.0, 1.0)
     ):
         notices.append(
-            f"llama.cpp takes yarn's beta_fast and beta_slow to be 32 and 1 in the {family.name} "
+            f"llama.cpp takes yarn's beta_fast and beta_slow to be 32 and 1 in the {name} "
             "family, whatever the file says"
         )
     keys, factors = write_gguf_rotary(rotary, config.max_positions)
-    entries: dict[str, Value] = {
-        "vocab_size": facts.vocab_size,
-        "context_length": facts.max_positions,
-        "embedding_length": facts.d_model,
-        "block_count": config.n_layers,
-        "feed_forward_length": _one_or_all(facts.d_ff),
-        "attention.head_count": _one_or_all(facts.n_heads),
-        "attention.head_count_kv": _one_or_all(facts.n_kv_heads),
-        "attention.key_length": facts.d_head,
-        "attention.value_length": facts.d_head,
-        "attention.layer_norm_rms_epsilon": facts.eps,
-        **keys,
-    }
-    prefix = f"{family.gguf.architecture}."
-    return {prefix + key: value for key, value in entries.items()}, factors
-
-
-def _one_or_all(numbers: tuple[int, ...]) -> int | list[int]:
-    return numbers[0] if len(set(numbers)) == 1 else list(numbers)
+    entries: dict[str, Value] = {**keys}
+    if True in rotaries:
+        entries[LOCAL_BASE] = rotaries[True].base
+    return entries, factors
 
 
 def _check_read_back(
-    entries: Metadata,
-    factors: Factors,
-    checkpoint: Checkpoint,
-    names: Mapping[str, str],
-    family: Family,
+    entries: Metadata, factors: Factors, config: DecoderConfig, family: Family
 ) -> None:
     """Read the keys again and compare the decoders.
 
     Numbers are compared as float32 holds them; interleaved rotation is stored as such and comes
     back in the other layout.
     """
-    config, where = checkpoint.config, f"GGUF's {family.name} family"
-    shapes = {names[name]: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    where = f"GGUF's {family.name} family"
+    placed = places(config, table_of(family).all_layouts(), where)
+    shapes = {name: shape for place in placed for name, shape in place.theirs.items()}
     as_read = {key: _in_float32(value) for key, value in entries.items()}
     again = read_config(as_read, family, shapes, factors, where, [])
     ours, theirs = _compared(config), _compared(again)
@@ -171,8 +187,13 @@ def _compared(config: DecoderConfig) -> dict[str, Any]:
     """What must be the same: all but rotation, which is compared as numbers, and dropout."""
     entries = config.model_dump(mode="json") | {"input_dropout": 0.0}
     for layer in entries["layers"]:
-        layer["dropout"] = layer["attention"]["dropout"] = 0.0
+        layer["dropout"] = layer["attention"]["dropout"] = layer["feedforward"]["dropout"] = 0.0
         del layer["attention"]["rotary"]
+    for layer, of in zip(entries["layers"], config.layers, strict=True):
+        layer["attention"]["scale"] = float(np.float32(of.attention.score_scale))
+    for name in ("embedding_scale", "logit_scale", "final_soft_cap"):
+        if entries[name] is not None:
+            entries[name] = float(np.float32(entries[name]))
     return entries
 
 
@@ -201,7 +222,7 @@ def _general(
 ) -> Metadata:
     matrices = [encodings[name] for name, each in checkpoint.tensors.items() if len(each.shape) > 1]
     metadata: Metadata = {
-        "general.architecture": family.gguf.architecture,
+        "general.architecture": table_of(family).architecture,
         "general.type": "model",
         "general.file_type": _FILE_TYPES.get(Counter(matrices).most_common(1)[0][0], _OTHER_TYPE),
         "general.quantization_version": _QUANTIZATION_VERSION,

@@ -5,24 +5,38 @@ Works from the families' tables. Every key of config.json is used or refused, by
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from armillary.checkpoints.checkpoint import Checkpoint
-from armillary.checkpoints.families import FAMILIES, Facts, Family
-from armillary.checkpoints.families.family import MAX_LAYERS, HuggingFaceTable, head_width
-from armillary.checkpoints.parameters import assign, check_parameters, names_in_file
+from armillary.checkpoints.families import FAMILIES, Family
+from armillary.checkpoints.families.family import (
+    Entries,
+    HuggingFaceTable,
+    Patch,
+    Values,
+    first,
+    from_template,
+)
+from armillary.checkpoints.families.reading import (
+    apply_patches,
+    check_fixed,
+    derive,
+    layer_count,
+    read_keys,
+)
+from armillary.checkpoints.layouts import places, read_tensors, write_tensors
+from armillary.checkpoints.parameters import check_parameters
 from armillary.checkpoints.rotary_keys import read_huggingface_rotary, write_huggingface_rotary
 from armillary.checkpoints.safetensors import INDEX, SINGLE, read_sharded, write_sharded
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
 from armillary.config import DecoderConfig, RotaryConfig
-from armillary.errors import CheckpointError, ConfigError
+from armillary.errors import CheckpointError, ConfigError, UserError
 from armillary.files import ALONE, Writer, read_json, read_json_if_there, write_json
 from armillary.rope_scaling import DynamicNTK
-from armillary.strict_dict import REQUIRED, StrictDict
+from armillary.strict_dict import StrictDict
 
 if TYPE_CHECKING:
     from armillary.tokenizer import Tokenizer
@@ -58,16 +72,6 @@ _FIXED: Mapping[str, object] = {
     "chunk_size_feed_forward": 0,
     "is_decoder": False,
     "is_encoder_decoder": False,
-}
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "relu": "relu",
-    "sigmoid": "sigmoid",
 }
 
 
@@ -120,75 +124,48 @@ def _read_config(
             "take the original or a GGUF file"
         )
     entries.ignore(*_IGNORED, *table.ignored, *ignore_keys)
-    for key, only in {**_FIXED, **table.fixed}.items():
-        value = entries.take(key, type(only), only)
-        if value != only:
-            raise ConfigError(f"{where}: {key} is {value!r}; only {only!r} is supported")
-
-    def fact(name: str, kind: type) -> Any:
-        key = table.keys[name]
-        if key not in entries and name in table.loud:
-            notices.append(f"{key} is absent; the family's default {table.defaults[name]} is used")
-        return entries.take(key, kind, table.defaults.get(name, REQUIRED))
-
-    d_model, n_layers, n_heads = (fact(name, int) for name in ("d_model", "n_layers", "n_heads"))
-    if not 1 <= n_layers <= MAX_LAYERS:
-        key = table.keys["n_layers"]
-        raise ConfigError(f"{where}: {key} is {n_layers}; it must be between 1 and {MAX_LAYERS}")
-    max_positions = fact("max_positions", int)
-    d_head = head_width(entries.take_optional(table.keys["d_head"], int), d_model, n_heads, where)
-    activation = fact("activation", str)
-    if activation not in _ACTIVATIONS:
-        raise ConfigError(
-            f"{where}: {table.keys['activation']} {activation!r} is not supported; "
-            f"supported: {', '.join(_ACTIVATIONS)}"
-        )
-    facts = Facts(
-        vocab_size=fact("vocab_size", int),
-        d_model=d_model,
-        max_positions=max_positions,
-        n_heads=(n_heads,) * n_layers,
-        n_kv_heads=(entries.take(table.keys["n_kv_heads"], int, n_heads),) * n_layers,
-        d_head=d_head,
-        d_ff=(fact("d_ff", int),) * n_layers,
-        rotary=_rotary(entries, table, d_head, max_positions, notices),
-        eps=fact("eps", float),
-        activation=_ACTIVATIONS[activation],
-        tie_head=fact("tie_head", bool),
-        qkv_bias=fact("qkv_bias", bool),
-        out_bias=fact("out_bias", bool),
-        mlp_bias=fact("mlp_bias", bool),
-        attention_dropout=fact("attention_dropout", float),
-    )
-    return DecoderConfig.from_dict(family.decoder(facts), where)
+    check_fixed(entries, {**_FIXED, **table.fixed})
+    n_layers = layer_count(entries, table.n_layers)
+    values = Values(where)
+    decoder = from_template(family.template, n_layers)
+    read_keys(decoder, entries, table.keys, values, notices)
+    derive(decoder, table.derived, values)
+    patches: Sequence[Patch] = [{}] * n_layers
+    if table.layers is not None:
+        patches = table.layers.read(entries, values, n_layers)
+    by_type = _rotary(entries, table, decoder, notices)
+    apply_patches(decoder, patches, by_type, where)
+    return DecoderConfig.from_dict(decoder, where)
 
 
 def _rotary(
-    entries: StrictDict,
-    table: HuggingFaceTable,
-    d_head: int,
-    max_positions: int,
-    notices: list[str],
-) -> dict[str, Any]:
+    entries: StrictDict, table: HuggingFaceTable, decoder: Entries, notices: list[str]
+) -> dict[str | None, dict[str, Any] | None]:
+    """The rotary settings of each kind of layer, or of all under None."""
+    keys = table.rotary
+    if keys is None:
+        return {None: None}
+    d_head = decoder["layers"][0]["attention"]["d_head"]
     by_type = read_huggingface_rotary(
         entries,
         d_head=d_head,
-        max_positions=max_positions,
-        default_base=table.defaults.get("rope_base"),
+        max_positions=decoder["max_positions"],
+        keys=keys,
         notices=notices,
     )
-    if set(by_type) != {None}:
+    if set(by_type) != {None} and table.layers is None:
         raise ConfigError(
             f"{entries.where}: rope_parameters by layer type ({', '.join(map(str, by_type))}) are "
             f"not known in {table.architecture}, whose layers are all of one type"
         )
-    width = by_type[None]["d_rotary"]
-    if width != d_head and not table.partial_rotation:
-        raise ConfigError(
-            f"{entries.where}: rotation of {width} channels of a head of {d_head} is not known in "
-            f"{table.architecture}, which rotates whole heads"
-        )
-    return by_type[None]
+    for rotary in by_type.values():
+        width = rotary["d_rotary"]
+        if width != d_head and not keys.partial:
+            raise ConfigError(
+                f"{entries.where}: rotation of {width} channels of a head of {d_head} is not known "
+                f"in {table.architecture}, which rotates whole heads"
+            )
+    return dict(by_type)
 
 
 def _read_generation(directory: Path, config: StrictDict) -> dict[str, Any]:
@@ -251,37 +228,38 @@ def _assign(
 ) -> dict[str, StoredTensor]:
     where = str(directory)
     found = _without_redundant(config, table, found)
+    layouts = table.all_layouts()
     head, embedding = table.tensors["head.weight"], table.tensors["embedding.weight"]
+    tied = table.key("tie_head")
     if config.tie_head and head in found:
         if embedding not in found or not _equal(found[head], found[embedding]):
             raise CheckpointError(
-                f"{where}: {table.keys['tie_head']} is true, but {head} differs from {embedding}; "
+                f"{where}: {tied} is true, but {head} differs from {embedding}; "
                 f"set it to false if the head is its own"
             )
         del found[head]
     # Where the embedding is missing too, the names are other ones; that is said below.
     if not config.tie_head and head not in found and embedding in found and not allow_missing:
         raise CheckpointError(
-            f"{where}: {table.keys['tie_head']} is false, but there is no {head}; "
+            f"{where}: {tied} is false, but there is no {head}; "
             f"set it to true if the head is the embedding"
         )
-    names = names_in_file(config, table.tensors, where)
-    return assign(config, found, names, where, allow_missing)
+    return read_tensors(config, layouts, found, where, allow_missing)
 
 
 def _without_redundant(
     config: DecoderConfig, table: HuggingFaceTable, found: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Drop frequencies that old files carry, after holding them against the configuration.
+    """Drop what old files carry, frequencies after holding them against the configuration.
 
-    They are unscaled, and rounded when the model was saved in a low-precision type.
+    These are unscaled, and rounded when the model was saved in a low-precision type.
     """
     kept = dict(found)
     for i, layer in enumerate(config.layers):
         for template in table.redundant:
             tensor = kept.pop(template.replace("{i}", str(i)), None)
             rotary = layer.attention.rotary
-            if tensor is None or rotary is None:
+            if tensor is None or rotary is None or not template.endswith("inv_freq"):
                 continue
             exact = rotary.base ** (-np.arange(0, rotary.d_rotary, 2) / rotary.d_rotary)
             if tensor.shape != exact.shape or not np.allclose(
@@ -324,11 +302,13 @@ def write_huggingface(
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
     *,
-    family: Family = FAMILIES[0],
+    family: Family | None = None,
     max_shard_bytes: int | None = None,
     writer: Writer = ALONE,
 ) -> None:
-    """Write a directory that transformers reads, atomically and one chunk at a time.
+    """Write a directory that transformers reads, atomically and one tensor of it at a time.
+
+    As of `family`, or of the first that can express the configuration.
 
     `tensors` come under our names, one for each parameter, in F32, F16, BF16 or F64. Several
     processes may write together, each a part of the tensors (see `write_sharded`).
@@ -336,9 +316,10 @@ def write_huggingface(
     the configuration's parameters.
     """
     tensors = list(tensors)
+    family = family_for(config) if family is None else family
     entries = _config_entries(config, family, tensors, generation or {})
-    names = names_in_file(config, family.huggingface.tensors, str(directory))
     check_parameters(config, tensors)
+    theirs = write_tensors(config, family.huggingface.all_layouts(), tensors, str(directory))
     with writer.directory(directory) as partial:
         if writer.number == 0:
             write_json(partial / CONFIG, entries)
@@ -346,14 +327,31 @@ def write_huggingface(
                 write_json(partial / GENERATION, _generation_entries(generation))
             if tokenizer is not None:
                 tokenizer.save(partial)
-        theirs = [tensor._replace(name=names[tensor.name]) for tensor in tensors]
         write_sharded(partial, theirs, max_shard_bytes, writer)
 
 
-def check_expressible(config: DecoderConfig, family: Family = FAMILIES[0]) -> None:
+def family_for(config: DecoderConfig, preferred: str | None = None) -> Family:
+    """The family called `preferred` where it can express a configuration, else the first that can.
+
+    Raises UserError naming what the nearest lacks: the preferred one, or the first.
+    """
+    order = sorted(FAMILIES, key=lambda family: family.name != preferred)
+    refusal: UserError | None = None
+    for family in order:
+        try:
+            check_expressible(config, family)
+        except UserError as error:
+            refusal = refusal or error
+        else:
+            return family
+    assert refusal is not None
+    raise refusal
+
+
+def check_expressible(config: DecoderConfig, family: Family) -> None:
     """Raise UserError naming what the family cannot express, before anything is written."""
-    names_in_file(config, family.huggingface.tensors, f"the {family.name} family")
     _config_entries(config, family, (), {})
+    places(config, family.huggingface.all_layouts(), f"the {family.name} family")
 
 
 def _config_entries(
@@ -362,28 +360,26 @@ def _config_entries(
     tensors: Sequence[TensorToWrite],
     generation: Mapping[str, Any],
 ) -> dict[str, Any]:
-    rotary = config.layers[0].attention.rotary
-    if rotary is None:
-        raise ConfigError(f"the {family.name} family cannot express layers without rotation")
     table = family.huggingface
-    facts = Facts.of(config)
-    values = {field.name: getattr(facts, field.name) for field in fields(facts)}
-    values["n_layers"] = config.n_layers
-    for name in ("n_heads", "n_kv_heads", "d_ff"):
-        values[name] = values[name][0]
-    named = [theirs for theirs, ours in _ACTIVATIONS.items() if ours == facts.activation]
-    if not named:
-        raise ConfigError(f"the {family.name} family has no activation {facts.activation!r}")
-    values["activation"] = named[0]
-    if isinstance(rotary.scaling, DynamicNTK):
-        # Readers of this rule take the original window from here; there is no other key for it.
-        values["max_positions"] = rotary.scaling.original_window
+    decoder = config.model_dump(mode="json")
+    values = {key.name: key.form.write(first(decoder, key.to[0])) for key in table.keys if key.to}
+    rotaries = [layer.attention.rotary for layer in config.layers]
+    if table.rotary is None and any(rotaries):
+        raise ConfigError(f"the {family.name} family cannot express layers with rotation")
+    if table.rotary is not None and not any(rotaries):
+        raise ConfigError(f"the {family.name} family cannot express layers without rotation")
+    for rotary in rotaries:
+        if rotary is not None and isinstance(rotary.scaling, DynamicNTK):
+            # Readers of this rule take the original window from here; no other key has it.
+            values[table.key("max_positions")] = rotary.scaling.original_window
     encodings = {tensor.encoding for tensor in tensors}
     entries: dict[str, Any] = {
         "architectures": [table.architecture],
         "model_type": table.model_type,
-        **{key: values[name] for name, key in table.keys.items()},
-        **write_huggingface_rotary(rotary, facts.d_head),
+        table.n_layers: config.n_layers,
+        **values,
+        **({} if table.layers is None else table.layers.write(config)),
+        **({} if table.rotary is None else write_huggingface_rotary(config, table.rotary)),
         "torch_dtype": _TORCH_TYPES[encodings.pop()] if len(encodings) == 1 else "float32",
         "use_cache": True,
         **_token_ids(generation),
@@ -411,7 +407,10 @@ def _check_read_back(entries: Mapping[str, Any], config: DecoderConfig, family: 
 
     Frequencies are compared as numbers, since a file may say them in another way.
     """
-    without = [(), ("rope_parameters",), ("rope_theta", "rope_scaling")]
+    without: list[tuple[str, ...]] = [()]
+    if family.huggingface.rotary is not None:
+        keys = family.huggingface.rotary
+        without = [(), ("rope_parameters",), (keys.base, "rope_scaling", keys.local_base or "")]
     for left_out in without:
         kept = {key: value for key, value in entries.items() if key not in left_out}
         read = StrictDict(kept, f"the {family.name} family")
@@ -425,11 +424,13 @@ def _check_read_back(entries: Mapping[str, Any], config: DecoderConfig, family: 
 
 
 def _without_rotary(config: DecoderConfig) -> dict[str, Any]:
-    entries = config.to_dict()
+    entries = config.model_dump(mode="json")
     # The window is not compared: the dynamic rule's files say the original one.
     del entries["max_positions"]
     for layer in entries["layers"]:
         del layer["attention"]["rotary"]
+    for layer, of in zip(entries["layers"], config.layers, strict=True):
+        layer["attention"]["scale"] = of.attention.score_scale
     return entries
 
 

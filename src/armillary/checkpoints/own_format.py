@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.huggingface import read_tokenizer
-from armillary.checkpoints.parameters import assign, check_parameters, parameter_shapes
+from armillary.checkpoints.parameters import assign, check_parameters
 from armillary.checkpoints.safetensors import read_sharded, write_sharded
 from armillary.checkpoints.tensors import TensorToWrite, block_size
 from armillary.config import DecoderConfig
@@ -73,11 +73,10 @@ def read_armillary(
     if entries.pop("format", None) != MARKER or version not in (_PLAIN, _WITH_BLOCKS):
         raise CheckpointError(f"{path}: is of format version {version!r}; 1 and 2 are read")
     config = DecoderConfig.from_dict(entries, str(path))
-    names = {name: name for name in parameter_shapes(config)}
     found, notices = read_sharded(directory, blocks=version == _WITH_BLOCKS)
     return Checkpoint(
         config=config,
-        tensors=assign(config, found, names, str(directory), allow_missing),
+        tensors=assign(config, found, str(directory), allow_missing),
         tokenizer=read_tokenizer(directory, notices),
         generation=_read_generation(directory / GENERATION),
         source=directory,

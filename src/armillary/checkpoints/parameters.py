@@ -47,8 +47,8 @@ def _attention(config: AttentionConfig, d: int) -> Iterator[tuple[str, Shape]]:
         yield from _linear(f"attention.{name}", rows, d, config.qkv_bias)
     yield from _linear("attention.out", d, width, config.out_bias)
     if config.qk_norm is not None:
-        yield from _norm("attention.q_norm", config.d_head, config.qk_norm)
-        yield from _norm("attention.k_norm", config.d_head, config.qk_norm)
+        for name, heads in (("q_norm", config.n_heads), ("k_norm", config.n_kv_heads)):
+            yield from _norm(f"attention.{name}", config.qk_norm_width(heads), config.qk_norm)
 
 
 def _feedforward(config: FeedForwardConfig, d: int) -> Iterator[tuple[str, Shape]]:
@@ -119,38 +119,31 @@ def template_of(name: str) -> str:
     return ".".join(["layers", "{i}", *parts[2:]]) if parts[0] == "layers" else name
 
 
-def names_in_file(
-    config: DecoderConfig, templates: Mapping[str, str], where: str
-) -> dict[str, str]:
-    """Our name of each parameter → the file's, by a family's table.
-
-    Raises CheckpointError for a parameter that the table does not know.
-    """
-    names = {}
-    for name in parameter_shapes(config):
-        template = template_of(name)
-        if template not in templates:
-            raise CheckpointError(f"{where}: this family has no name for the parameter {name}")
-        number = name.split(".")[1] if template != name else ""
-        names[name] = templates[template].replace("{i}", number)
-    return names
-
-
 def assign(
     config: DecoderConfig,
     found: Mapping[str, StoredTensor],
-    names: Mapping[str, str],
     where: str,
     allow_missing: bool = False,
 ) -> dict[str, StoredTensor]:
-    """The tensors by our names.
+    """The tensors of a file that has them by our names; raises as `check_fitting` does."""
+    shapes = parameter_shapes(config)
+    check_fitting(shapes, found, where, allow_missing)
+    return {name: found[name] for name in shapes if name in found}
 
-    Raises CheckpointError when a parameter has no tensor (unless `allow_missing`), a tensor no
-    parameter, or the shapes differ; the message names them all or the first few.
+
+def check_fitting(
+    expected: Mapping[str, Shape],
+    found: Mapping[str, StoredTensor],
+    where: str,
+    allow_missing: bool = False,
+) -> None:
+    """Raise CheckpointError unless a file's tensors are those expected, by its own names.
+
+    When one is missing (unless `allow_missing`), belongs to no parameter, or has another shape; the
+    message names them all or the first few.
     """
-    expected = {theirs: ours for ours, theirs in names.items()}
-    missing = [theirs for theirs in expected if theirs not in found]
-    extra = [theirs for theirs in found if theirs not in expected]
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected]
     faults = []
     if missing and not allow_missing:
         faults.append("missing " + _some(missing, extra))
@@ -158,19 +151,12 @@ def assign(
         faults.append("belonging to no parameter " + _some(extra, missing or list(expected)))
     if faults:
         raise CheckpointError(f"{where}: tensors do not fit the decoder: {'; '.join(faults)}")
-    shapes = parameter_shapes(config)
-    assigned = {}
-    for ours, theirs in names.items():
-        if theirs not in found:
-            continue
-        tensor = found[theirs]
-        if tensor.shape != shapes[ours]:
+    for name, shape in expected.items():
+        if name in found and found[name].shape != shape:
             raise CheckpointError(
-                f"{tensor.where}: tensor {theirs!r} has shape {list(tensor.shape)}, "
-                f"the configuration asks for {list(shapes[ours])}"
+                f"{found[name].where}: tensor {name!r} has shape {list(found[name].shape)}, "
+                f"the configuration asks for {list(shape)}"
             )
-        assigned[ours] = tensor.renamed(ours)
-    return assigned
 
 
 def _some(names: list[str], candidates: list[str]) -> str:

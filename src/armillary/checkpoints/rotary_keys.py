@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.config import RotaryConfig
+from armillary.checkpoints.families.family import RotaryKeys
+from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import ConfigError
 from armillary.rope_scaling import (
     NTK,
@@ -28,6 +29,9 @@ from armillary.rope_scaling import (
 from armillary.strict_dict import StrictDict
 
 Rotary = dict[str, Any]
+FULL, SLIDING = "full_attention", "sliding_attention"
+LOCAL_BASE = "rope.freq_base_swa"
+"""GGUF's key of the base of sliding layers."""
 _WINDOW = "original_max_position_embeddings"
 
 
@@ -36,34 +40,51 @@ def read_huggingface_rotary(
     *,
     d_head: int,
     max_positions: int,
-    default_base: float | None,
+    keys: RotaryKeys,
     notices: list[str],
 ) -> dict[str | None, Rotary]:
     """The rotary settings of a config.json for each layer type, or for all under None.
 
-    Takes `rope_theta`, `rope_scaling`, `rope_parameters`, `partial_rotary_factor`, `rotary_dim` and
-    `original_max_position_embeddings`, old schema, new schema or both as long as they agree.
+    Takes `rope_scaling`, `rope_parameters`, `rope_theta`, `partial_rotary_factor`, `rotary_dim`,
+    `original_max_position_embeddings` and what else the family's `keys` name; old schema, new
+    schema or both as long as they agree.
     Raises ConfigError when they do not, when the base is nowhere and the family has no default,
     and for what the rule refuses.
     """
     shared: dict[str, float | None] = {
-        "rope_theta": entries.take_optional("rope_theta", float),
-        "partial_rotary_factor": entries.take_optional("partial_rotary_factor", float),
+        "rope_theta": _agreeing(entries, "rope_theta", keys.base),
+        "partial_rotary_factor": _agreeing(entries, "partial_rotary_factor", keys.portion),
         _WINDOW: entries.take_optional(_WINDOW, int),
     }
+    local = entries.take_optional(keys.local_base, float) if keys.local_base else None
     width = entries.take_optional("rotary_dim", int)
     old = entries.take_optional("rope_scaling", dict)
     new = entries.take_optional("rope_parameters", dict)
     by_type = _by_layer_type(old if new is None else new)
+    if keys.local_base:
+        by_type = _full_and_sliding(by_type, new is not None, entries.where)
     settings = {}
     for layer_type, given in by_type.items():
         key = "rope_parameters" if new is not None else "rope_scaling"
         where = f"{entries.where}: {key}" + (f": {layer_type}" if layer_type else "")
-        rotary = _one(given, where, shared, d_head, width, max_positions, default_base, notices)
-        if new is not None and old is not None:
+        beside, default_base = shared, keys.default_base
+        if keys.local_base and layer_type == SLIDING:
+            beside, default_base = shared | {"rope_theta": local}, keys.default_local
+
+        def one(
+            given: Mapping[str, Any],
+            where: str,
+            base: float | None,
+            notices: list[str],
+            beside: Mapping[str, float | None] = beside,
+        ) -> Rotary:
+            portion = keys.default_portion
+            return _one(given, where, beside, d_head, width, portion, max_positions, base, notices)
+
+        rotary = one(given, where, default_base, notices)
+        if new is not None and old is not None and layer_type != SLIDING:
             also = _by_layer_type(old).get(layer_type, old)
-            where = f"{entries.where}: rope_scaling"
-            other = _one(also, where, shared, d_head, width, max_positions, rotary["base"], [])
+            other = one(also, f"{entries.where}: rope_scaling", rotary["base"], [])
             if other != rotary:
                 raise ConfigError(
                     f"{entries.where}: rope_scaling and rope_parameters disagree; "
@@ -71,6 +92,30 @@ def read_huggingface_rotary(
                 )
         settings[layer_type] = rotary
     return settings
+
+
+def _agreeing(entries: StrictDict, key: str, also: str) -> float | None:
+    """A number that may stand under two keys, which must agree."""
+    one, other = entries.take_optional(key, float), entries.take_optional(also, float)
+    if one is not None and other is not None and one != other:
+        raise ConfigError(
+            f"{entries.where}: {key} is {one:g} but {also} is {other:g}; keep the one that is meant"
+        )
+    return other if one is None else one
+
+
+def _full_and_sliding(
+    by_type: Mapping[str | None, Mapping[str, Any]], is_new: bool, where: str
+) -> dict[str | None, Mapping[str, Any]]:
+    """Settings of a family whose sliding layers have a base of their own."""
+    if set(by_type) != {None}:
+        return {FULL: {}, SLIDING: {}, **by_type}
+    given = by_type[None]
+    if is_new and given:
+        raise ConfigError(
+            f"{where}: rope_parameters must say {FULL} and {SLIDING} apart in this family"
+        )
+    return {FULL: given, SLIDING: {}}
 
 
 def _by_layer_type(given: Mapping[str, Any] | None) -> dict[str | None, Mapping[str, Any]]:
@@ -86,6 +131,7 @@ def _one(
     shared: Mapping[str, float | None],
     d_head: int,
     width: int | None,
+    default_portion: float,
     max_positions: int,
     default_base: float | None,
     notices: list[str],
@@ -105,7 +151,7 @@ def _one(
             raise ConfigError(f"{where}: rope_theta is missing; add it to the file")
         base = default_base
         notices.append(f"rope_theta is absent; the family's default {base:g} is used")
-    factor = settings.take("partial_rotary_factor", float, 1.0)
+    factor = settings.take("partial_rotary_factor", float, default_portion)
     d_rotary = int(d_head * factor)
     if width is not None:
         if "partial_rotary_factor" in settings and width != d_rotary:
@@ -136,11 +182,37 @@ def _entries(base: float, d_rotary: int, rule: AnyRopeScaling) -> Rotary:
     }
 
 
-def write_huggingface_rotary(rotary: RotaryConfig, d_head: int) -> dict[str, Any]:
+def write_huggingface_rotary(config: DecoderConfig, keys: RotaryKeys) -> dict[str, Any]:
     """The rotary keys of a config.json in the old and the new schema, which say the same.
 
     A reader of the old schema that met only the new one would silently take base 10000.
+    Raises ConfigError where layers rotate in more ways than the family's keys can tell apart.
     """
+    by_kind: dict[str, RotaryConfig] = {}
+    for number, layer in enumerate(config.layers):
+        rotary = layer.attention.rotary
+        if rotary is None:
+            continue
+        sliding = layer.attention.window is not None and keys.local_base is not None
+        if by_kind.setdefault(SLIDING if sliding else FULL, rotary) != rotary:
+            raise ConfigError(
+                f"this family cannot express that layer {number} rotates in another way than "
+                "those before it"
+            )
+    first = next(iter(by_kind.values()))
+    if keys.local_base is None:
+        return _one_written(first, config, keys)
+    full, sliding_ = by_kind.get(FULL, first), by_kind.get(SLIDING, first)
+    if by_kind.get(SLIDING) is not None and not isinstance(sliding_.scaling, Unscaled):
+        raise ConfigError(f"the old schema of this family has no rule for layers of type {SLIDING}")
+    written = _one_written(full, config, keys)
+    parameters = {FULL: written["rope_parameters"]}
+    if SLIDING in by_kind:
+        parameters[SLIDING] = _one_written(sliding_, config, keys)["rope_parameters"]
+    return written | {keys.local_base: sliding_.base, "rope_parameters": parameters}
+
+
+def _one_written(rotary: RotaryConfig, config: DecoderConfig, keys: RotaryKeys) -> dict[str, Any]:
     parameters = rotary.scaling.to_huggingface(rotary.base, rotary.d_rotary)
     base = parameters["rope_theta"]
     old: dict[str, Any] | None = {
@@ -148,14 +220,16 @@ def write_huggingface_rotary(rotary: RotaryConfig, d_head: int) -> dict[str, Any
     }
     if parameters["rope_type"] == "default":
         old = None
-    keys: dict[str, Any] = {
-        "rope_theta": base,
-        "rope_scaling": old,
-        "rope_parameters": parameters,
-    }
-    if rotary.d_rotary != d_head:
-        keys["partial_rotary_factor"] = rotary.d_rotary / d_head
-    return keys
+    written: dict[str, Any] = {keys.base: base, "rope_scaling": old, "rope_parameters": parameters}
+    d_head = config.layers[0].attention.d_head
+    if keys.partial or rotary.d_rotary != d_head:
+        portion = rotary.d_rotary / d_head
+        written[keys.portion] = portion
+        written["rope_parameters"] = parameters | {"partial_rotary_factor": portion}
+    if keys.window_beside:
+        window = getattr(rotary.scaling, "original_window", config.max_positions)
+        written[_WINDOW] = window
+    return written
 
 
 def read_gguf_rotary(

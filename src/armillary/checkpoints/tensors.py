@@ -79,7 +79,8 @@ class StoredTensor:
 
     `shape` is row-major, as torch says it; `data` the flat bytes, usually memory-mapped; `where`
     the file, for messages. `row_order`, when there, says which stored row comes at each place:
-    blocks run along a row, so rows can change places in any encoding.
+    blocks run along a row, so rows can change places in any encoding, and `data` may hold more rows
+    than these.
     """
 
     name: str
@@ -90,14 +91,18 @@ class StoredTensor:
     row_order: NDArray[np.intp] | None = None
 
     def __post_init__(self) -> None:
-        expected = encoded_bytes(self.shape, self.encoding)
-        if self.data.nbytes != expected:
-            raise ValueError(f"{self.name}: {self.data.nbytes} bytes given, {expected} needed")
+        if self.row_order is None and self.data.nbytes != self.nbytes:
+            raise ValueError(f"{self.name}: {self.data.nbytes} bytes given, {self.nbytes} needed")
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return int(self.data.nbytes)
+        return encoded_bytes(self.shape, self.encoding)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether `data` and `row_order` are the tensor: its rows lie whole in the file."""
+        return True
 
     @property
     def n_rows(self) -> int:
@@ -116,15 +121,34 @@ class StoredTensor:
                 f"{self.where}: {self.name} has {self.n_rows} rows in {self.encoding}, "
                 f"{len(row_order)} are to change places"
             )
+        return self.taking_rows(row_order)
+
+    def taking_rows(self, rows: NDArray[np.intp]) -> "StoredTensor":
+        """Return the tensor of some rows of this one, in this order."""
         before = self.row_order
-        return replace(self, row_order=row_order if before is None else before[row_order])
+        order = rows if before is None else before[rows]
+        return replace(self, shape=(len(rows), *self.shape[1:]), row_order=order)
+
+    def row_range(self, start: int, stop: int) -> "StoredTensor":
+        """Return the tensor of rows start ≤ i < stop of this one."""
+        if self.row_order is not None or not self.in_place:
+            return self.taking_rows(np.arange(start, stop))
+        width = self.data.nbytes // max(1, self.n_rows)
+        part = self.data[start * width : stop * width]
+        return replace(self, shape=(stop - start, *self.shape[1:]), data=part)
 
     def stored_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return rows start ≤ i < stop in their encoding, `row_order` applied: (rows, bytes)."""
         if not 0 <= start <= stop <= self.n_rows:
             raise ValueError(f"{self.name}: rows {start} to {stop} of {self.n_rows} asked for")
-        rows = self.data.reshape(self.n_rows, -1) if self.n_rows else self.data.reshape(0, 0)
-        return rows[start:stop] if self.row_order is None else rows[self.row_order[start:stop]]
+        if self.row_order is not None:
+            return self._in_file(self.row_order[start:stop])
+        return self._in_file(slice(start, stop))
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        """Return rows by their numbers in the file: (rows, bytes)."""
+        width = self.nbytes // max(1, self.n_rows)
+        return self.data.reshape(-1, width)[rows] if width else self.data.reshape(0, 0)
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return rows start ≤ i < stop along the first dimension as float32."""
@@ -182,6 +206,84 @@ class StoredTensor:
             mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
+@dataclass(frozen=True, eq=False)
+class TransposedTensor(StoredTensor):
+    """A matrix of plain numbers whose rows are the columns of the stored one."""
+
+    @classmethod
+    def of(cls, stored: StoredTensor) -> "TransposedTensor":
+        """Return a stored matrix, with rows for columns."""
+        if stored.encoding not in _PLAIN or stored.row_order is not None or not stored.in_place:
+            raise CheckpointError(
+                f"{stored.where}: {stored.name} is stored with rows for columns in "
+                f"{stored.encoding}; only plain numbers can be turned"
+            )
+        rows, columns = stored.shape
+        return cls(stored.name, (columns, rows), stored.encoding, stored.data, stored.where)
+
+    @property
+    def in_place(self) -> bool:
+        """No: its rows are spread over the file."""
+        return False
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        stored = self.data.view(_PLAIN[self.encoding]).reshape(self.shape[1], -1)
+        return np.ascontiguousarray(stored[:, rows].T).view(np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedTensor(StoredTensor):
+    """Tensors of one encoding that are parts of one, of as many rows each."""
+
+    parts: tuple[StoredTensor, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> "JoinedTensor":
+        """Return parts as a tensor of a shape, one after the other along its first dimension.
+
+        Raises CheckpointError for parts of several encodings.
+        """
+        head = parts[0]
+        for part in parts:
+            if part.encoding != head.encoding:
+                raise CheckpointError(
+                    f"{part.where}: {part.name} is {part.encoding} and {head.name} "
+                    f"{head.encoding}; parts of one tensor must be stored alike"
+                )
+        nothing = np.empty(0, dtype=np.uint8)
+        return cls(head.name, shape, head.encoding, nothing, head.where, None, tuple(parts))
+
+    def __post_init__(self) -> None:
+        if self.row_order is None and sum(part.nbytes for part in self.parts) != self.nbytes:
+            raise ValueError(f"{self.name}: parts of another size than {self.shape}")
+
+    @property
+    def in_place(self) -> bool:
+        """No: its parts lie apart in the file."""
+        return False
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        width = self.nbytes // max(1, self.n_rows)
+        each = sum(part.nbytes for part in self.parts) // max(1, width) // len(self.parts)
+        numbers = np.arange(each * len(self.parts))[rows]
+        result = np.empty((len(numbers), width), dtype=np.uint8)
+        for number, part in enumerate(self.parts):
+            mine = numbers // each == number
+            if not mine.any():
+                continue
+            first, last = numbers[mine].min() % each, numbers[mine].max() % each
+            # A row of the whole may be several of a part.
+            per_row = part.n_rows // each
+            stored = part.stored_rows(first * per_row, (last + 1) * per_row).reshape(-1, width)
+            result[mine] = stored[numbers[mine] % each - first]
+        return result
+
+    def release(self) -> None:
+        """Give back the memory of the parts' pages."""
+        for part in self.parts:
+            part.release()
+
+
 class TensorToWrite(NamedTuple):
     """What a writer needs: `chunks` gives the bytes in order and is asked for once, when due."""
 
@@ -205,6 +307,54 @@ def telling(tensor: TensorToWrite, progress: Callable[[int], None]) -> TensorToW
             progress(memoryview(chunk).nbytes)
 
     return tensor._replace(chunks=chunks())
+
+
+def whole(tensor: TensorToWrite) -> NDArray[np.uint8]:
+    """Return all bytes of a tensor at once."""
+    result = np.empty(encoded_bytes(tensor.shape, tensor.encoding), dtype=np.uint8)
+    start = 0
+    for chunk in tensor.chunks:
+        part = np.frombuffer(chunk, dtype=np.uint8)
+        result[start : start + part.nbytes] = part
+        start += part.nbytes
+    return result
+
+
+def mapped(
+    tensor: TensorToWrite, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> TensorToWrite:
+    """Return a tensor with its numbers changed, all at once and in float32."""
+
+    def chunks() -> Iterator[Any]:
+        numbers = decode(whole(tensor).reshape(1, -1), tensor.encoding)
+        yield encode(change(numbers), tensor.encoding)
+
+    return tensor._replace(chunks=chunks())
+
+
+def with_rows(tensor: TensorToWrite, order: NDArray[np.intp]) -> TensorToWrite:
+    """Return a tensor with row i taken from row `order[i]`; all of it is held when it is due."""
+
+    def chunks() -> Iterator[Any]:
+        rows = whole(tensor).reshape(tensor.shape[0], -1)
+        step = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[1]))
+        for start in range(0, len(order), step):
+            yield rows[order[start : start + step]].reshape(-1)
+
+    return tensor._replace(chunks=chunks())
+
+
+def transposed(tensor: TensorToWrite) -> TensorToWrite:
+    """Return a matrix of plain numbers with columns for rows; all is held when it is due."""
+    rows, columns = tensor.shape
+
+    def chunks() -> Iterator[Any]:
+        numbers = whole(tensor).view(_PLAIN[tensor.encoding]).reshape(rows, columns)
+        step = max(1, _BLOCK_ELEMENTS // max(1, rows))
+        for start in range(0, columns, step):
+            yield np.ascontiguousarray(numbers[:, start : start + step].T).view(np.uint8)
+
+    return tensor._replace(shape=(columns, rows), chunks=chunks())
 
 
 def decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:

@@ -17,12 +17,10 @@ from typing import Any, Literal
 
 from armillary import __version__
 from armillary.checkpoints import Checkpoint, open_checkpoint, save_armillary, write_huggingface
-from armillary.checkpoints.families import FAMILIES, Family
 from armillary.checkpoints.gguf_write import write_gguf
-from armillary.checkpoints.huggingface import check_expressible, check_window
+from armillary.checkpoints.huggingface import check_window, family_for
 from armillary.checkpoints.quantize import bytes_of, choose_encodings
 from armillary.checkpoints.tensors import StoredTensor, block_size, telling, to_write
-from armillary.config import DecoderConfig
 from armillary.conversion.proof import Proof, prove
 from armillary.errors import CheckpointError, ConfigError, UserError
 from armillary.files import (
@@ -215,7 +213,7 @@ def _write(
             save_armillary(*parts, max_shard_bytes=max_shard_bytes, writer=writer)
             return []
         check_window(config)
-        family = _family(config)
+        family = family_for(config)
         write_huggingface(*parts, family=family, max_shard_bytes=max_shard_bytes, writer=writer)
         return []
     except (CheckpointError, ConfigError) as error:
@@ -230,17 +228,6 @@ def _directory(path: Path) -> Iterator[Path]:
     """A directory that may be there already, of a run that was stopped."""
     path.mkdir(exist_ok=True)
     yield path
-
-
-def _family(config: DecoderConfig) -> Family:
-    """The first family that can say all of a configuration; raises what the last one lacks."""
-    *others, last = FAMILIES
-    for family in others:
-        with contextlib.suppress(UserError):
-            check_expressible(config, family)
-            return family
-    check_expressible(config, last)
-    return last
 
 
 def _note(place: Workplace, target: Path, to: Format, facts: dict[str, Any]) -> Path:

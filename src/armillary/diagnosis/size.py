@@ -145,6 +145,7 @@ def outer_steps(config: DecoderConfig, batch: int, length: int) -> tuple[Step, .
     steps.append(
         Step(
             ("head, tied to the embedding" if config.tie_head else "head")
+            + ("" if config.logit_scale == 1 else f", times {config.logit_scale:g}")
             + _soft_cap("logits", config.final_soft_cap),
             _linear("head", V, d, config.head_bias)[1 if config.tie_head else 0 :],
             (Output((batch, length, V)),),
@@ -282,6 +283,8 @@ def _layer_steps(d: int, layer: LayerConfig, batch: int, length: int) -> Iterato
     shared = layer.residual == "parallel_shared_norm"
     normed_before, normed_after = placement != "post", placement != "pre"
     dropped = _dropout(layer.dropout)
+    if layer.residual_scale != 1:
+        dropped += f", times {layer.residual_scale:g}"
 
     if normed_before:
         name = "norm 1, read by both sub-layers" if shared else "norm 1"
@@ -327,8 +330,10 @@ def _attention_steps(d: int, attention: AttentionConfig, batch: int, length: int
     if attention.qk_norm is None:
         yield Step(f"split heads{rotation and f', {rotation}'}", (), heads_apart)
     else:
-        q_norm = _norm("attention.q_norm", attention.qk_norm, d_h)
-        k_norm = _norm("attention.k_norm", attention.qk_norm, d_h)
+        q_norm, k_norm = (
+            _norm(f"attention.{name}_norm", attention.qk_norm, attention.qk_norm_width(heads))
+            for name, heads in (("q", h), ("k", h_kv))
+        )
         yield Step("split heads, norm q and k", q_norm + k_norm, heads_apart)
         if rotation:
             yield Step(rotation, (), heads_apart[:2])

@@ -197,7 +197,7 @@ class Plan:
         if config.qk_norm is not None:
             for part, heads in ((q, config.n_heads), (k, config.n_kv_heads)):
                 which = "q_norm" if part is q else "k_norm"
-                self._norm_heads(name + which, config.qk_norm, part, heads, config.d_head)
+                self._norm_heads(name + which, config, config.qk_norm, part, heads)
         for part, heads in ((q, config.n_heads), (k, config.n_kv_heads)):
             if config.rotary is not None:
                 angles = self.rotaries.index(config.rotary)
@@ -325,17 +325,21 @@ class Plan:
         return gate
 
     def _back(self, name: str, x: Buffer, layer: LayerConfig, post_norm: str | None) -> None:
-        """Project a sub-layer's result and add it to the residual path, normalised if so told."""
+        """Project a sub-layer's result and add it to the residual path, as it is to be."""
         d = self.config.d_model
-        if post_norm is None:
+        scaled = layer.residual_scale != 1
+        if post_norm is None and not scaled:
             self._products(
                 [(name, self._x)], x, self._weights.matrix(name + ".weight").k, adds=True
             )
             return
         out = self._shared("result", d)
         self._products([(name, out)], x, self._weights.matrix(name + ".weight").k)
-        normed = self._norm(post_norm, layer.norm, out, d, "post", shared=True)
-        self._add(self._x, normed, d)
+        if post_norm is not None:
+            out = self._norm(post_norm, layer.norm, out, d, "post", shared=True)
+        if scaled:
+            self._scale(out, d, layer.residual_scale, self.inputs.rows)
+        self._add(self._x, out, d)
 
     def _head(self) -> NDArray[np.float32]:
         config, d = self.config, self.config.d_model
@@ -358,6 +362,8 @@ class Plan:
         logits = self._shared("logits", config.vocab_size)
         bias = self._weights.optional("head.bias")
         self._multiply([(matrix, bias, logits)], x, d, rows=outputs)
+        if config.logit_scale != 1:
+            self._scale(logits, config.vocab_size, config.logit_scale, outputs)
         if config.final_soft_cap is not None:
             self.program.add(
                 "soft_cap",
@@ -387,8 +393,18 @@ class Plan:
         self._normalise(name, config, x, out, 1, d, rows, wait=shared)
         return out
 
-    def _norm_heads(self, name: str, config: NormConfig, x: Buffer, heads: int, d: int) -> None:
-        self._normalise(name, config, x, x, heads, d, None, wait=True)
+    def _norm_heads(
+        self, name: str, attention: AttentionConfig, norm: NormConfig, x: Buffer, heads: int
+    ) -> None:
+        d, over = attention.d_head, attention.qk_norm_over
+        if over == "head":
+            self._normalise(name, norm, x, x, heads, d, None, wait=True)
+        elif over == "all_heads":
+            self._normalise(name, norm, x, x, 1, heads * d, None, wait=True)
+        else:
+            for head in range(heads):
+                part = slice(head * d, (head + 1) * d)
+                self._normalise(name, norm, x, x, 1, d, None, wait=True, part=part)
 
     def _normalise(
         self,
@@ -401,24 +417,41 @@ class Plan:
         rows: NDArray[np.int64] | None,
         *,
         wait: bool,
+        part: slice = slice(None),
     ) -> None:
+        """Norms of `parts` vectors of width d in each row; `part` says which of its channels."""
         more: dict[str, Any] = {}
         if config.kind == "layer":
-            more["bias"] = self._weights.optional(name + ".bias")
+            bias = self._weights.optional(name + ".bias")
+            more["bias"] = None if bias is None else bias[part]
+        skipped = 4 * (part.start or 0)
         self.program.add(
             f"{config.kind}_norm",
             wait=wait,
-            x=x.data,
+            x=x.data[skipped:],
             x_stride=x.stride,
             parts=parts,
             d=d,
-            weight=self._weights.vector(name + ".weight", config.offset),
+            weight=self._weights.vector(name + ".weight", config.offset)[part],
             eps=config.eps,
-            out=out.data,
+            out=out.data[skipped:],
             out_stride=out.stride,
             private=out.private,
             rows=self.inputs.rows if rows is None else rows,
             **more,
+        )
+
+    def _scale(self, x: Buffer, n: int, factor: float, rows: NDArray[np.int64]) -> None:
+        """Rows of n numbers times a factor."""
+        self.program.add(
+            "scale",
+            wait=True,
+            x=x.data,
+            stride=x.stride,
+            heads=1,
+            d_head=n,
+            factor=factor,
+            rows=rows,
         )
 
     def _add(self, x: Buffer, y: Buffer, n: int) -> None:

@@ -80,7 +80,7 @@ class Weights:
         n, k = tensor.shape
         name = {"float32": "F32", "bfloat16": "BF16"}.get(self._width, tensor.encoding)
         form = FORMATS.get(name) or repacking.target(name) or FORMATS["F32"]
-        if form.name == tensor.encoding:
+        if form.name == tensor.encoding and tensor.in_place:
             order = tensor.row_order
             kept = None if order is None else order.astype(np.int64)
             return Matrix(form, tensor.data, kept, n, k)

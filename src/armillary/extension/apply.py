@@ -3,7 +3,6 @@
 Weights go from the mapped file to the new one by blocks of rows; no model is built.
 """
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,10 +15,9 @@ from armillary.checkpoints import (
     save_armillary,
     write_huggingface,
 )
-from armillary.checkpoints.families import FAMILIES, Family
-from armillary.checkpoints.huggingface import check_expressible
+from armillary.checkpoints.families import Family
+from armillary.checkpoints.huggingface import family_for
 from armillary.checkpoints.tensors import StoredTensor, to_write
-from armillary.config import DecoderConfig
 from armillary.diagnosis.frequencies import frequencies_at, rotary_groups
 from armillary.errors import CheckpointError, UserError
 from armillary.extension.rules import Extension, RuleName, RuleOptions, extend, kept_notices
@@ -180,9 +178,9 @@ def _family_or_own(extension: Extension, format: Format) -> tuple[Family | None,
         if format == "auto":
             return None, [f"{said}, so this is written in Armillary's format, which keeps both"]
         note = f"{said}: readers do not learn of {extension.config.max_positions:,}"
-        return _family(extension.config), [note]
+        return family_for(extension.config), [note]
     try:
-        family = _family(extension.config)
+        family = family_for(extension.config)
     except UserError as error:
         if format == "huggingface":
             raise
@@ -190,14 +188,3 @@ def _family_or_own(extension: Extension, format: Format) -> tuple[Family | None,
     if isinstance(extension.rule, NTK):
         return family, ["Hugging Face's files have no ntk: they say the larger base, and no rule"]
     return family, []
-
-
-def _family(config: DecoderConfig) -> Family:
-    """The first family that can say all of a configuration; raises what the last one lacks."""
-    *others, last = FAMILIES
-    for family in others:
-        with contextlib.suppress(UserError):
-            check_expressible(config, family)
-            return family
-    check_expressible(config, last)
-    return last

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from armillary.config import AttentionConfig
+from armillary.config import AttentionConfig, NormConfig
 from armillary.parts.mask import Visibility
 from armillary.parts.norm import build_norm
 from armillary.parts.rotary import Rotation, rotate
@@ -121,7 +121,8 @@ class Attention(nn.Module):
     """Project, normalise and rotate queries and keys, attend, join the heads, project back.
 
     Shapes: x (B, T, d) → (B, T, d). Parameters: q (h·d_h, d), k, v (h_kv·d_h, d),
-    out (d, h·d_h), biases as configured, q_norm and k_norm (d_h,) when configured.
+    out (d, h·d_h), biases as configured, q_norm and k_norm when configured: (d_h,), or (h·d_h,)
+    and (h_kv·d_h,) unless each head is normalised by the same weights.
     Source: Vaswani et al. 2017, §3.2; grouped queries: Ainslie et al. 2023.
     """
 
@@ -134,8 +135,8 @@ class Attention(nn.Module):
         self.v = nn.Linear(d, kv_width, bias=config.qkv_bias)
         self.out = nn.Linear(width, d, bias=config.out_bias)
         norm = config.qk_norm
-        self.q_norm = None if norm is None else build_norm(norm, config.d_head)
-        self.k_norm = None if norm is None else build_norm(norm, config.d_head)
+        self.q_norm = None if norm is None else _qk_norm(config, norm, config.n_heads)
+        self.k_norm = None if norm is None else _qk_norm(config, norm, config.n_kv_heads)
 
     def forward(
         self,
@@ -148,7 +149,10 @@ class Attention(nn.Module):
         config = self.config
         q, k, v = self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            if config.qk_norm_over == "all_heads":
+                q, k = _over_all_heads(self.q_norm, q), _over_all_heads(self.k_norm, k)
+            else:
+                q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             q, k = rotate(q, turn), rotate(k, turn)
         if store is not None:
@@ -168,3 +172,16 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         """(B, T, n·d_h) → (B, n, T, d_h), of all heads or of those that are computed here."""
         return x.view(*x.shape[:-1], -1, self.config.d_head).transpose(1, 2)
+
+
+def _qk_norm(config: AttentionConfig, norm: NormConfig, n_heads: int) -> nn.Module:
+    if config.qk_norm_over == "all_heads":
+        return build_norm(norm, n_heads * config.d_head)
+    heads = n_heads if config.qk_norm_over == "head_own_weights" else 1
+    return build_norm(norm, config.d_head, heads)
+
+
+def _over_all_heads(norm: nn.Module, x: Tensor) -> Tensor:
+    """A norm of each token's heads as one vector: (B, n, T, d_h) → the same."""
+    normed: Tensor = norm(x.transpose(1, 2).flatten(2))
+    return normed.view(x.shape[0], x.shape[2], *x.shape[1::2]).transpose(1, 2)

@@ -109,16 +109,19 @@ def next_token_loss(
         hidden = decoder.hidden(tokens, documents=documents)
         loss = next_token_loss(decoder, hidden, next_token_labels(tokens, documents))
 
-    The head's matrix (the embedding's when tied), bias and soft cap are used as they are in the
-    decoder; z_loss, chunk, share and kernel as in `chunked_cross_entropy`.
+    The head's matrix (the embedding's when tied), bias, scale and soft cap are used as they are in
+    the decoder; z_loss, chunk, share and kernel as in `chunked_cross_entropy`.
     """
     head = decoder.head
     weight = decoder.embedding.weight if head.weight is None else head.weight
+    bias: Tensor | None = head.bias
+    if head.scale != 1:
+        hidden, bias = hidden * head.scale, None if bias is None else bias * head.scale
     return chunked_cross_entropy(
         hidden,
         labels,
         weight,
-        head.bias,
+        bias,
         soft_cap=head.soft_cap,
         z_loss=z_loss,
         chunk=chunk,

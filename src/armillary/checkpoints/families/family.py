@@ -1,141 +1,353 @@
 """What is said of a family of models: its names, keys and conventions in each file format.
 
-A family is a table. The readers and writers of the formats (huggingface.py, gguf.py) work from
-it; nothing is guessed from shapes.
+A family is data, read both ways. The readers and writers of the formats (huggingface.py, gguf.py,
+gguf_write.py) know the formats and no family; nothing is guessed from shapes.
+
+How a decoder is read. The family's `template` holds what no file says: kinds and places of norms,
+the feed-forward's kind, offsets. It has the entries of a `DecoderConfig`, but one layer for all
+under `layers`. On it come, in this order:
+
+1. each `Key` of the format's table: an entry of the file, brought to our value by its `Form`, set
+   at its paths (`d_model`, `layers.*.attention.n_heads`, …);
+2. each `Derived`: what follows from other entries (a head's width, Gemma's embedding scale);
+3. in GGUF, each flag of `present`: whether a tensor is there, which that format says no other way;
+4. the `LayerTable`'s patches, one mapping a layer: where layers differ (windows, no rotation, a
+   feed-forward of another kind);
+5. the rotary settings, which rotary_keys.py reads by the table's `RotaryKeys`.
+
+`DecoderConfig` then validates the whole. How it is written: each key takes the value at its first
+path back through its form, the layer table and the rotary settings write theirs, and the result
+is read again and compared. So a table need not say what it cannot express: whatever does not come
+back is refused, by name.
+
+Tensors are one to one (`tensors`), or share and split by a `Layout` (checkpoints/layouts.py), which
+is also data: `Rows("…qkv_proj.weight", (q, k, v))`. A layout applies where its parameters are.
+
+To add a family: a file with a `Family`, its line in `families/__init__.py`, its rows in
+`tests/support/peer_families.py` (parity, round trip and mutations run over them).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from armillary.checkpoints.layouts import Layout, Same
 from armillary.config import DecoderConfig
 from armillary.errors import ConfigError
+from armillary.strict_dict import REQUIRED
 
 MAX_LAYERS = 1000
 _MAX_HEAD_WIDTH = 1 << 16
+_EACH_LAYER = "layers.*."
+
+Entries = dict[str, Any]
+Patch = Mapping[str, Any]
+"""Paths within a layer → values. `attention.rotary` names the kind of layer under which the
+rotary settings are said (`full_attention`), or is None for a layer that does not rotate."""
+
+
+class Values(dict[str, Any]):
+    """The entries of a file that were read so far, by their keys there.
+
+    `where` names the file, for messages; `shapes` has the shapes of its tensors, where the format's
+    reader knows them (GGUF).
+    """
+
+    def __init__(self, where: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        super().__init__()
+        self.where = where
+        self.shapes = shapes or {}
 
 
 def head_width(given: int | None, d_model: int, n_heads: int, where: str) -> int:
-    """The width of a head: as given, else d_model / n_heads, which must divide.
-
-    Raises ConfigError, also for a width of which no table should be made.
-    """
+    """The width of a head: as given, else d_model / n_heads, which must divide (ConfigError)."""
     if given is None and (n_heads < 1 or d_model % n_heads):
         raise ConfigError(
             f"{where}: the head's width is not given, and d_model {d_model} is no multiple of "
             f"{n_heads} heads"
         )
-    width = d_model // n_heads if given is None else given
+    return d_model // n_heads if given is None else given
+
+
+def _possible_width(width: int) -> int:
     if not 1 <= width <= _MAX_HEAD_WIDTH:
         raise ConfigError(
-            f"{where}: a head of width {width}; it must be between 1 and {_MAX_HEAD_WIDTH}"
+            f"means a head of width {width}; it must be between 1 and {_MAX_HEAD_WIDTH}"
         )
     return width
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a file says of a decoder, in our terms and before a family puts it together.
+class Form:
+    """How a value of ours is written in a file.
 
-    `n_heads`, `n_kv_heads` and `d_ff` have an entry for each layer; `rotary` has the entries of a
-    `RotaryConfig`. Nothing is validated before the `DecoderConfig` is made.
+    `read` and `write` undo each other; `read` may raise ConfigError, which the reader completes
+    with the file and the key. `write` returns None for what has no form there.
     """
 
-    vocab_size: int
-    d_model: int
-    max_positions: int
-    n_heads: tuple[int, ...]
-    n_kv_heads: tuple[int, ...]
-    d_head: int
-    d_ff: tuple[int, ...]
-    rotary: dict[str, Any] | None
-    eps: float
-    activation: str = "silu"
-    tie_head: bool = False
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    attention_dropout: float = 0.0
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
 
-    @classmethod
-    def of(cls, config: DecoderConfig) -> "Facts":
-        """Read the facts off a configuration, those that hold for all layers off the first.
 
-        What they do not tell is lost; a writer puts the decoder together again and compares.
-        """
-        first = config.layers[0]
-        rotary = first.attention.rotary
-        return cls(
-            vocab_size=config.vocab_size,
-            d_model=config.d_model,
-            max_positions=config.max_positions,
-            n_heads=tuple(layer.attention.n_heads for layer in config.layers),
-            n_kv_heads=tuple(layer.attention.n_kv_heads for layer in config.layers),
-            d_head=first.attention.d_head,
-            d_ff=tuple(layer.feedforward.d_ff for layer in config.layers),
-            rotary=None if rotary is None else rotary.model_dump(mode="json"),
-            eps=first.norm.eps,
-            activation=first.feedforward.activation,
-            tie_head=config.tie_head,
-            qkv_bias=first.attention.qkv_bias,
-            out_bias=first.attention.out_bias,
-            mlp_bias=first.feedforward.bias,
-            attention_dropout=first.attention.dropout,
-        )
+AS_IT_IS = Form()
+WIDTH = Form(read=_possible_width)
+"""A head's width; not one of which no table of frequencies should be made."""
+
+
+def choice(names: Mapping[str, Any]) -> Form:
+    """The file's names for our values; of several for one, the first is written."""
+
+    def read(name: str) -> Any:
+        if name not in names:
+            raise ConfigError(f"{name!r} is not supported; supported: {', '.join(names)}")
+        return names[name]
+
+    def write(value: Any) -> str | None:
+        return next((name for name, ours in names.items() if ours == value), None)
+
+    return Form(read, write)
+
+
+def _inverse(of: Callable[[float], float], back: Callable[[float], float]) -> Form:
+    """A function and its inverse; a whole number comes back as that, whatever rounding made."""
+
+    def write(value: float | None) -> float | int | None:
+        if value is None:
+            return None
+        exact = back(value)
+        whole = round(exact)
+        return whole if whole and of(whole) == value else exact
+
+    def read(value: float) -> float:
+        if value <= 0:
+            raise ConfigError(f"{value} must be a positive number")
+        return of(value)
+
+    return Form(read, write)
+
+
+RECIPROCAL = _inverse(lambda x: 1 / x, lambda x: 1 / x)
+"""What a file divides by and we multiply by."""
+INVERSE_ROOT = _inverse(lambda x: float(x) ** -0.5, lambda x: x**-2)
+"""A scale of scores, of which a file has the width that it comes from."""
+
+ACTIVATION = choice(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu": "gelu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "relu": "relu",
+        "sigmoid": "sigmoid",
+    }
+)
+"""Hugging Face's names of activations."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a file.
+
+    name      its key there
+    kind      its type, or several
+    to        the paths that it sets; the first is what it is written from. None: values only
+    default   what absence means to the format's own readers: a value, or what gives it from the
+              entries read before; REQUIRED is an error
+    form      how our value is written there
+    loud      whether absence is worth a notice
+    nullable  whether null says something (None) that absence does not
+    """
+
+    name: str
+    kind: type | tuple[type, ...]
+    to: tuple[str, ...] = ()
+    default: Any = REQUIRED
+    form: Form = AS_IT_IS
+    loud: bool = False
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What follows from entries that were read, and is not written."""
+
+    to: tuple[str, ...]
+    of: Callable[[Values], Any]
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """The entries of a file that tell layers apart, both ways.
+
+    `read` takes the file's entries (a StrictDict; it must read all that it knows), the values and
+    the count of layers, and gives a patch for each. `write` gives the entries.
+    """
+
+    read: Callable[[Any, Values, int], Sequence[Patch]]
+    write: Callable[[DecoderConfig], Entries]
+
+
+@dataclass(frozen=True)
+class RotaryKeys:
+    """Where a config.json says the rotary settings, beside `rope_scaling` and `rope_parameters`.
+
+    default_base    what an absent base means, None where it must be there
+    base, portion   the old schema's keys of the base and of the part of a head that rotates
+    default_portion what an absent part means
+    partial         whether a part of a head's channels may be rotated
+    local_base      the old schema's key of the base of sliding layers, where it is theirs alone
+    default_local   what its absence means
+    window_beside   whether readers take the window before extension from beside `rope_scaling`
+    """
+
+    default_base: float | None = 10000.0
+    base: str = "rope_theta"
+    portion: str = "partial_rotary_factor"
+    default_portion: float = 1.0
+    partial: bool = False
+    local_base: str | None = None
+    default_local: float = 10000.0
+    window_beside: bool = False
 
 
 @dataclass(frozen=True)
 class HuggingFaceTable:
     """A family in Hugging Face directories.
 
-    keys       our name of a fact → its key in config.json
-    defaults   our name of a fact → what an absent key means to transformers
-    loud       the facts whose absence is worth a notice
-    fixed      keys that may be there as long as they say this
-    ignored    keys without bearing on what is computed
-    tensors    our parameter template → its
-    redundant  templates of tensors that repeat what the configuration says; they are dropped
-    partial_rotation  whether a part of a head's channels may be rotated
+    architecture, model_type  its names in config.json
+    keys, derived, layers     see above
+    n_layers    the key of the count of layers
+    rotary      None where nothing rotates
+    fixed       keys that may be there as long as they say this
+    ignored     keys without bearing on what is computed
+    tensors     our parameter template → its, for those that are one to one
+    layouts     the others
+    redundant   templates of tensors that repeat what the configuration says; frequencies are held
+                against it, all are dropped
     """
 
     architecture: str
     model_type: str
-    keys: Mapping[str, str]
-    defaults: Mapping[str, Any]
-    loud: frozenset[str]
-    fixed: Mapping[str, object]
-    ignored: frozenset[str]
+    keys: tuple[Key, ...]
     tensors: Mapping[str, str]
-    redundant: tuple[str, ...]
-    partial_rotation: bool = False
+    layouts: tuple[Layout, ...] = ()
+    derived: tuple[Derived, ...] = ()
+    layers: LayerTable | None = None
+    n_layers: str = "num_hidden_layers"
+    rotary: RotaryKeys | None = RotaryKeys()
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    redundant: tuple[str, ...] = ()
+
+    def all_layouts(self) -> tuple[Layout, ...]:
+        """How each tensor of a directory holds ours."""
+        return (*(Same(theirs, (ours,)) for ours, theirs in self.tensors.items()), *self.layouts)
+
+    def key(self, path: str) -> str:
+        """The name of the key that sets a path first; raises KeyError when none does."""
+        for key in self.keys:
+            if key.to and key.to[0] == path:
+                return key.name
+        raise KeyError(path)
 
 
 @dataclass(frozen=True)
 class GGUFTable:
-    """A family in GGUF files.
+    """A family in GGUF files; keys stand under the architecture's prefix.
 
-    fixed        keys under the architecture's prefix that may be there as long as they say this
-    ignored      keys under the prefix without bearing on what is computed
-    tensors      our parameter template → its
-    interleaved  our parameter templates whose rows are stored for interleaved rotation; they are
-                 brought to half_split
+    present     our parameter template → the path that is true when the first layer has its tensor
+    local_base  the base of rotation in sliding layers, where it is theirs alone
+    rotates     whether anything does
+    tensors, layouts, fixed, ignored, keys, derived, layers  as in `HuggingFaceTable`
     """
 
     architecture: str
-    fixed: Mapping[str, object]
-    ignored: frozenset[str]
+    keys: tuple[Key, ...]
     tensors: Mapping[str, str]
-    interleaved: frozenset[str]
+    layouts: tuple[Layout, ...] = ()
+    derived: tuple[Derived, ...] = ()
+    layers: LayerTable | None = None
+    present: Mapping[str, str] = field(default_factory=dict)
+    rotates: bool = True
+    local_base: float | None = None
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+
+    def all_layouts(self) -> tuple[Layout, ...]:
+        """How each tensor of a file holds ours."""
+        return (*(Same(theirs, (ours,)) for ours, theirs in self.tensors.items()), *self.layouts)
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family: how its facts make a decoder, and its tables.
+    """A family: the conventions that no file says, and its tables.
 
-    `decoder` gives the entries of a `DecoderConfig`, which validates them.
+    `gguf` is None for a family that llama.cpp does not have.
     """
 
     name: str
-    decoder: Callable[[Facts], dict[str, Any]]
+    template: Mapping[str, Any]
     huggingface: HuggingFaceTable
-    gguf: GGUFTable
+    gguf: GGUFTable | None = None
+
+
+# --- Entries of a DecoderConfig by path ---------------------------------------------------------
+
+
+def from_template(template: Mapping[str, Any], n_layers: int) -> Entries:
+    """The entries of a decoder of so many layers, all alike."""
+    entries = copy.deepcopy(dict(template))
+    layer = entries["layers"]
+    entries["layers"] = [copy.deepcopy(layer) for _ in range(n_layers)]
+    return entries
+
+
+def put(decoder: Entries, paths: Iterable[str], value: Any) -> None:
+    """Set paths. For `layers.*` a list has an entry for each layer.
+
+    A part that is None in the decoder (no q/k norm) has no entries, and is passed over.
+    """
+    for path in paths:
+        if not path.startswith(_EACH_LAYER):
+            _put(decoder, path, value)
+            continue
+        layers = decoder["layers"]
+        values = value if isinstance(value, list) else [value] * len(layers)
+        for layer, own in zip(layers, values, strict=True):
+            _put(layer, path.removeprefix(_EACH_LAYER), own)
+
+
+def patch(layer: Entries, changes: Patch) -> None:
+    """Set paths within a layer."""
+    for path, value in changes.items():
+        _put(layer, path, value)
+
+
+def _put(entries: Entries, path: str, value: Any) -> None:
+    *parts, last = path.split(".")
+    part: Any = entries
+    for name in parts:
+        part = part.get(name)
+        if part is None:
+            return
+    part[last] = copy.deepcopy(value)
+
+
+def taken(decoder: Mapping[str, Any], path: str) -> list[Any]:
+    """What stands at a path: one value, or for `layers.*` one of each layer that has it."""
+    parts = path.split(".")
+    found: list[Any] = [decoder]
+    for name in parts:
+        if name == "*":
+            found = [each for some in found for each in some]
+        else:
+            found = [part[name] for part in found if part is not None and name in part]
+    return found
+
+
+def first(decoder: Mapping[str, Any], path: str) -> Any:
+    """The first value at a path that is not None."""
+    return next((value for value in taken(decoder, path) if value is not None), None)

@@ -43,13 +43,14 @@ def fits(layer: DecoderLayer, config: LayerConfig) -> bool:
 
     That is: pre-normalised with RMSNorm, one sub-layer after the other, rotated by halves over
     whole heads, SwiGLU, all widths multiples of 32; no biases, no query and key norms, no soft cap,
-    no dropout, no adapters.
+    no scaled results, no dropout, no adapters.
     """
     attention, feedforward = config.attention, config.feedforward
     rotary = attention.rotary
     plain = (
         config.residual == "sequential"
         and config.norm_placement == "pre"
+        and config.residual_scale == 1
         and config.norm.kind == "rms"
         and rotary is not None
         and rotary.layout == "half_split"

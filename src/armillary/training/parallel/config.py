@@ -137,6 +137,12 @@ def _check_tensor(decoder: DecoderConfig, tensor: int) -> None:
                 f"parallel.tensor is {tensor}, but layer {number} has gate and up fused in one "
                 "matrix, which cannot be split so that each process has both; set fused: false"
             )
+        if layer.attention.qk_norm_over != "head":
+            raise ConfigError(
+                f"parallel.tensor is {tensor}, but layer {number} normalises queries and keys over "
+                f"{layer.attention.qk_norm_over}, and a process sees its own heads only; set "
+                "tensor to 1 (shard takes its place)"
+            )
         counts = {
             "n_heads": layer.attention.n_heads,
             "n_kv_heads": layer.attention.n_kv_heads,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from armillary.checkpoints import save_armillary, write_huggingface
-from armillary.checkpoints.families import FAMILIES, Family
+from armillary.checkpoints.families import Family
 from armillary.checkpoints.tensors import TensorToWrite
 from armillary.config import DecoderConfig
 from armillary.decoder import Decoder
@@ -35,7 +35,7 @@ def export_huggingface(
     generation: Mapping[str, Any] | None = None,
     *,
     config: DecoderConfig | None = None,
-    family: Family = FAMILIES[0],
+    family: Family | None = None,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int | None = None,
 ) -> None:

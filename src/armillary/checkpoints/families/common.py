@@ -1,0 +1,213 @@
+"""What many families share: the keys and names of Llama, which later ones took over."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from armillary.checkpoints.families.family import (
+    ACTIVATION,
+    WIDTH,
+    Derived,
+    Entries,
+    Key,
+    Values,
+    head_width,
+)
+
+EPS = ("layers.*.norm.eps", "final_norm.eps", "layers.*.attention.qk_norm.eps")
+QKV_BIAS, OUT_BIAS = "layers.*.attention.qkv_bias", "layers.*.attention.out_bias"
+MLP_BIAS = "layers.*.feedforward.bias"
+D_HEAD, N_KV_HEADS = "layers.*.attention.d_head", "layers.*.attention.n_kv_heads"
+DROPOUT = "layers.*.attention.dropout"
+
+
+def pre_norm(
+    *,
+    norm: Mapping[str, Any] | None = None,
+    attention: Mapping[str, Any] | None = None,
+    feedforward: Mapping[str, Any] | None = None,
+    layer: Mapping[str, Any] | None = None,
+    decoder: Mapping[str, Any] | None = None,
+) -> Entries:
+    """A template: RMSNorm before each sub-layer, a gated feed-forward with SiLU; entries add."""
+    norm = {"kind": "rms", **(norm or {})}
+    return {
+        "layers": {
+            "attention": dict(attention or {}),
+            "feedforward": {"kind": "glu", "activation": "silu", **(feedforward or {})},
+            "norm": norm,
+            **(layer or {}),
+        },
+        "final_norm": norm,
+        **(decoder or {}),
+    }
+
+
+def own_head_width(d_model: str, n_heads: str, given: str | None = None) -> Any:
+    """The width of a head out of the entries under these keys, or as `given` says."""
+
+    def of(values: Values) -> int:
+        width = None if given is None else values[given]
+        return head_width(width, values[d_model], values[n_heads], values.where)
+
+    return of
+
+
+def as_many_as(key: str) -> Any:
+    """A default: what another key says."""
+    return lambda values: values[key]
+
+
+HUGGINGFACE_KEYS: tuple[Key, ...] = (
+    Key("vocab_size", int, ("vocab_size",)),
+    Key("hidden_size", int, ("d_model",)),
+    Key("max_position_embeddings", int, ("max_positions",), default=2048, loud=True),
+    Key("num_attention_heads", int, ("layers.*.attention.n_heads",)),
+    Key("num_key_value_heads", int, (N_KV_HEADS,), default=as_many_as("num_attention_heads")),
+    Key(
+        "head_dim",
+        int,
+        (D_HEAD,),
+        default=own_head_width("hidden_size", "num_attention_heads"),
+        form=WIDTH,
+    ),
+    Key("intermediate_size", int, ("layers.*.feedforward.d_ff",)),
+    Key("rms_norm_eps", float, EPS, default=1e-6, loud=True),
+    Key("hidden_act", str, ("layers.*.feedforward.activation",), default="silu", form=ACTIVATION),
+    Key("tie_word_embeddings", bool, ("tie_head",), default=False),
+    Key("attention_bias", bool, (QKV_BIAS, OUT_BIAS), default=False),
+    Key("mlp_bias", bool, (MLP_BIAS,), default=False),
+    Key("attention_dropout", float, (DROPOUT,), default=0.0),
+)
+"""The keys of Llama's config.json."""
+
+
+def changed(
+    keys: tuple[Key, ...],
+    without: frozenset[str] | set[str] = frozenset(),
+    more: tuple[Key, ...] = (),
+    **defaults: Any,
+) -> tuple[Key, ...]:
+    """Keys with some left out, others added, and other defaults: key=value."""
+    kept = [key for key in keys if key.name not in without]
+    unknown = (set(without) | set(defaults)) - {key.name for key in keys}
+    if unknown:
+        raise ValueError(f"no such keys: {', '.join(sorted(unknown))}")
+    return (
+        *(
+            replace(key, default=defaults[key.name]) if key.name in defaults else key
+            for key in kept
+        ),
+        *more,
+    )
+
+
+HEAD_WIDTH = Derived((D_HEAD,), own_head_width("hidden_size", "num_attention_heads"))
+"""For families that have no key for it."""
+
+_HUGGINGFACE_LINEAR = {
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "feedforward.gate": "mlp.gate_proj",
+    "feedforward.up": "mlp.up_proj",
+    "feedforward.down": "mlp.down_proj",
+}
+
+
+def names(
+    ours: str, theirs: str, modules: Mapping[str, str], kinds: tuple[str, ...] = ("weight", "bias")
+) -> dict[str, str]:
+    """`ours`.NAME.KIND → `theirs`.NAME.KIND for each module of a mapping."""
+    return {
+        f"{ours}{name}.{kind}": f"{theirs}{their_name}.{kind}"
+        for name, their_name in modules.items()
+        for kind in kinds
+    }
+
+
+def huggingface_names(norms: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Our parameters → Llama's tensors, with a layer's norms as given (or Llama's)."""
+    if norms is None:
+        norms = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+    return {
+        "embedding.weight": "model.embed_tokens.weight",
+        **names("layers.{i}.", "model.layers.{i}.", {**norms, **_HUGGINGFACE_LINEAR}),
+        "final_norm.weight": "model.norm.weight",
+        "final_norm.bias": "model.norm.bias",
+        "head.weight": "lm_head.weight",
+    }
+
+
+# --- GGUF ---------------------------------------------------------------------------------------
+
+
+def _of_embedding(values: Values) -> int:
+    shape = values.shapes.get("token_embd.weight")
+    return shape[0] if shape else 0
+
+
+def _heads(values: Values) -> Any:
+    return values["attention.head_count"]
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _gguf_head_width(values: Values) -> int:
+    n_heads = _first(values["attention.head_count"])
+    return head_width(None, values["embedding_length"], n_heads, values.where)
+
+
+GGUF_KEYS: tuple[Key, ...] = (
+    Key("vocab_size", int, ("vocab_size",), default=_of_embedding),
+    Key("embedding_length", int, ("d_model",)),
+    Key("context_length", int, ("max_positions",)),
+    Key("attention.head_count", (int, list), ("layers.*.attention.n_heads",)),
+    Key("attention.head_count_kv", (int, list), (N_KV_HEADS,), default=_heads),
+    Key("attention.key_length", int, (D_HEAD,), default=_gguf_head_width, form=WIDTH),
+    Key("attention.value_length", int, (D_HEAD,), default=as_many_as("attention.key_length")),
+    Key("feed_forward_length", (int, list), ("layers.*.feedforward.d_ff",)),
+    Key("attention.layer_norm_rms_epsilon", float, EPS),
+)
+"""The keys of llama.cpp's files that most architectures have."""
+
+GGUF_PRESENT: Mapping[str, str] = {
+    "layers.{i}.attention.q.bias": QKV_BIAS,
+    "layers.{i}.attention.out.bias": OUT_BIAS,
+    "layers.{i}.feedforward.down.bias": MLP_BIAS,
+}
+
+_GGUF_LINEAR = {
+    "attention.q": "attn_q",
+    "attention.k": "attn_k",
+    "attention.v": "attn_v",
+    "attention.out": "attn_output",
+    "feedforward.gate": "ffn_gate",
+    "feedforward.up": "ffn_up",
+    "feedforward.down": "ffn_down",
+}
+
+
+def gguf_names(norms: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Our parameters → llama.cpp's tensors, with a layer's norms as given (or Llama's)."""
+    if norms is None:
+        norms = {"norm1": "attn_norm", "norm2": "ffn_norm"}
+    return {
+        "embedding.weight": "token_embd.weight",
+        **names("layers.{i}.", "blk.{i}.", {**norms, **_GGUF_LINEAR}),
+        "final_norm.weight": "output_norm.weight",
+        "final_norm.bias": "output_norm.bias",
+        "head.weight": "output.weight",
+    }
+
+
+def only(tensors: Mapping[str, str], *without: str) -> dict[str, str]:
+    """A table of names less those whose parameters contain one of some words."""
+    return {
+        ours: theirs
+        for ours, theirs in tensors.items()
+        if not any(word in ours for word in without)
+    }
