@@ -40,6 +40,7 @@ INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100_000_000
 _MAX_DIMENSIONS = 16
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_READ_BYTES = {**_ITEM_BYTES, "F8_E4M3": 1}
 _BYTES = "U8"
 _ENCODING = "encoding."
 
@@ -48,7 +49,8 @@ def read_safetensors(path: Path, *, blocks: bool = False) -> dict[str, StoredTen
     """Map the tensors of one file, by name, in the order of the header.
 
     Raises CheckpointError for every way in which header and file disagree, and for a tensor of a
-    type that is not F64, F32, F16 or BF16, or with `blocks` one of bytes whose encoding is named.
+    type that is not F64, F32, F16, BF16 or F8_E4M3, or with `blocks` one of bytes whose encoding is
+    named.
     """
     data = map_file(path)
     header, start = _header(data, path)
@@ -142,7 +144,7 @@ def _entry(
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} must have dtype, shape and data_offsets, and only these")
     encoding, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    item_bytes = _ITEM_BYTES | ({_BYTES: 1} if bytes_too else {})
+    item_bytes = _READ_BYTES | ({_BYTES: 1} if bytes_too else {})
     if not isinstance(encoding, str) or encoding not in item_bytes:
         raise CheckpointError(
             f"{where} has dtype {encoding!r:.80}; supported are {', '.join(item_bytes)}"

@@ -95,8 +95,11 @@ def _special_tokens(newer: bool) -> list[str]:
     """Llama 3's 256, in the order of their ids."""
     reserved = (f"<|reserved_special_token_{n}|>" for n in range(256))
     named = {
-        0: "<|begin_of_text|>", 1: "<|end_of_text|>",
-        6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>",
+        0: "<|begin_of_text|>",
+        1: "<|end_of_text|>",
+        6: "<|start_header_id|>",
+        7: "<|end_header_id|>",
+        9: "<|eot_id|>",
     }
     if newer:
         named |= {4: "<|finetune_right_pad_id|>", 8: "<|eom_id|>", 10: "<|python_tag|>"}
