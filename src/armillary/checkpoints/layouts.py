@@ -385,11 +385,14 @@ def write_tensors(
 ) -> list[TensorToWrite]:
     """The tensors of a file out of ours, which are all the configuration's parameters.
 
+    In the order of ours, since whoever gives them may have them one after the other only.
     Raises CheckpointError for a parameter that no layout has.
     """
     given = {tensor.name: tensor for tensor in tensors}
+    order = {name: number for number, name in enumerate(given)}
     result: list[TensorToWrite] = []
-    for place in places(config, layouts, where):
+    placed = places(config, layouts, where)
+    for place in sorted(placed, key=lambda place: min(order[name] for name in place.ours)):
         theirs = place.layout.write([given[name] for name in place.ours], place)
         for (name, shape), tensor in zip(place.theirs.items(), theirs, strict=True):
             if tuple(tensor.shape) != shape:
