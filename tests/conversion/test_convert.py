@@ -54,6 +54,26 @@ def test_float32_is_the_same_decoder_past_its_window(tmp_path, name, to):
     assert converted.proof.rounding is None
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_our_own_format_holds_every_decoder(tmp_path, name):
+    before = saved(tmp_path / "m", VARIANTS[name])
+    converted = convert(before, tmp_path / "out", "armillary")
+    assert max(converted.proof.logits) == 0
+    assert converted.proof.frequencies == 0
+    assert open_checkpoint(tmp_path / "out").config == before.config
+
+
+@pytest.mark.parametrize("to", ["huggingface", "gguf"])
+def test_over_512_tokens_there_is_no_divergence(tmp_path, to):
+    """Cases.md 14: an unpermuted query or key shows in logits long before it shows in a text."""
+    before = saved(tmp_path / "m", config(max_positions=512))
+    after = open_checkpoint(convert(before, named(tmp_path, to), to).path)
+    one, other = (logits_of(each, 512).double() for each in (before, after))
+    assert (one - other).abs().max() < 1e-4
+    p, q = one.log_softmax(-1), other.log_softmax(-1)
+    assert (p.exp() * (p - q)).sum(-1).mean() < 1e-10
+
+
 @pytest.mark.parametrize("to", FORMATS)
 def test_half_precision_is_close(tmp_path, to):
     """Cases.md 116: 2e-2 from float32 to float16, under weights of a usual size."""
