@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from armillary.checkpoints import open_checkpoint, save_armillary
+from armillary.checkpoints.families.llama import LLAMA
 from armillary.checkpoints.gguf import read_gguf
 from armillary.checkpoints.gguf_write import write_gguf
 from armillary.checkpoints.huggingface import read_huggingface
@@ -108,7 +109,7 @@ def test_what_the_family_cannot_express_is_refused_before_anything_is_written(
 ):
     before = saved(tmp_path / "m", VARIANTS[name])
     with pytest.raises(ValueError, match=message) as caught:
-        write_gguf(tmp_path / "m.gguf", before, plain(before))
+        write_gguf(tmp_path / "m.gguf", before, plain(before), family=LLAMA)
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 

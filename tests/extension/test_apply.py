@@ -166,7 +166,7 @@ def test_what_no_family_can_say_is_written_in_our_format_with_the_reason(tmp_pat
     after = open_checkpoint(tmp_path / "out").config
     assert [each.attention.window for each in after.layers] == [8, None]
     assert [each.attention.rotary.scaling for each in after.layers] == [Unscaled(), YaRN(4.0, 64)]
-    with pytest.raises(ConfigError, match="cannot express this decoder's layers"):
+    with pytest.raises(ConfigError, match="cannot express that layer 1 rotates"):
         apply(before, tmp_path / "theirs", to=256, rule="yarn", format="huggingface")
     assert not (tmp_path / "theirs").exists()
 

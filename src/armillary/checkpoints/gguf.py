@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES, Family
 from armillary.checkpoints.families.family import (
+    FULL,
+    SLIDING,
     Entries,
     GGUFTable,
     Patch,
@@ -32,9 +34,7 @@ from armillary.checkpoints.gguf_file import GGUFFile, read_gguf_file
 from armillary.checkpoints.layouts import name_of, read_tensors
 from armillary.checkpoints.parameters import Shape
 from armillary.checkpoints.rotary_keys import (
-    FULL,
     LOCAL_BASE,
-    SLIDING,
     read_gguf_rotary,
     shortest_float,
 )
@@ -156,6 +156,7 @@ def _read_entries(
     entries.ignore(*table.ignored)
     n_layers = layer_count(entries, "block_count")
     values = Values(where, shapes)
+    values["block_count"] = n_layers
     decoder = from_template(family.template, n_layers)
     read_keys(decoder, entries, table.keys, values, notices)
     derive(decoder, table.derived, values)

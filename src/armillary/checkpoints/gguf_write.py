@@ -142,6 +142,11 @@ def _rotary(
     if bool(rotaries) != table.rotates:
         without = "without" if table.rotates else "with"
         raise ConfigError(f"the {name} family cannot express layers {without} rotation")
+    if table.needs_head and config.tie_head:
+        raise ConfigError(
+            f"llama.cpp reads no {table.architecture} without a head of its own, and here it is "
+            "the embedding; write a directory"
+        )
     if not rotaries:
         return {}, {}
     rotary = rotaries.get(False) or rotaries[True]
@@ -153,6 +158,16 @@ def _rotary(
             "family, whatever the file says"
         )
     keys, factors = write_gguf_rotary(rotary, config.max_positions)
+    if not factors.keys() <= table.divisors:
+        raise ConfigError(
+            f"llama.cpp reads no {', '.join(factors)} in {table.architecture}, which the rule "
+            f"{rotary.scaling.kind} needs; write a directory"
+        )
+    if table.local_base is not None and isinstance(rotary.scaling, YaRN):
+        raise ConfigError(
+            f"llama.cpp scales all layers of {table.architecture} under yarn, and only some of "
+            "this decoder's are; write a directory"
+        )
     entries: dict[str, Value] = {**keys}
     if True in rotaries:
         entries[LOCAL_BASE] = rotaries[True].base

@@ -51,6 +51,8 @@ _IGNORED = frozenset(
         "_attn_implementation",
         "_attn_implementation_autoset",
         "_name_or_path",
+        # Remote code is never run: the architecture that is named is.
+        "auto_map",
         "attn_implementation",
         "dtype",
         "id2label",
@@ -225,6 +227,7 @@ def _assign(
     allow_missing: bool,
 ) -> dict[str, StoredTensor]:
     where = str(directory)
+    found = _with_known_names(table, found)
     found = _without_redundant(config, table, found)
     layouts = table.all_layouts()
     head, embedding = table.tensors["head.weight"], table.tensors["embedding.weight"]
@@ -243,6 +246,21 @@ def _assign(
             f"set it to true if the head is the embedding"
         )
     return read_tensors(config, layouts, found, where, allow_missing)
+
+
+def _with_known_names(
+    table: HuggingFaceTable, found: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The tensors by the table's names, where files have others for the same."""
+    prefix = table.prefix
+    if prefix and any(name.startswith(prefix) for name in found):
+        prefix = ""
+    named = {}
+    for name, tensor in found.items():
+        known = table.aliases.get(name, name)
+        whole = known if known == table.tensors["head.weight"] else prefix + known
+        named[whole if whole not in found else name] = tensor.renamed(whole)
+    return named
 
 
 def _without_redundant(
@@ -360,7 +378,7 @@ def _config_entries(
 ) -> dict[str, Any]:
     table = family.huggingface
     decoder = config.model_dump(mode="json")
-    values = {key.name: key.form.write(first(decoder, key.to[0])) for key in table.keys if key.to}
+    values = _values_of(decoder, table)
     rotaries = [layer.attention.rotary for layer in config.layers]
     if table.rotary is None and any(rotaries):
         raise ConfigError(f"the {family.name} family cannot express layers with rotation")
@@ -370,6 +388,10 @@ def _config_entries(
         if rotary is not None and isinstance(rotary.scaling, DynamicNTK):
             # Readers of this rule take the original window from here; no other key has it.
             values[table.key("max_positions")] = rotary.scaling.original_window
+    rotary_entries = {}
+    if table.rotary is not None:
+        where = f"the {family.name} family"
+        rotary_entries = write_huggingface_rotary(config, table.rotary, where)
     encodings = {tensor.encoding for tensor in tensors}
     entries: dict[str, Any] = {
         "architectures": [table.architecture],
@@ -377,13 +399,28 @@ def _config_entries(
         table.n_layers: config.n_layers,
         **values,
         **({} if table.layers is None else table.layers.write(config)),
-        **({} if table.rotary is None else write_huggingface_rotary(config, table.rotary)),
+        **rotary_entries,
         "torch_dtype": _TORCH_TYPES[encodings.pop()] if len(encodings) == 1 else "float32",
         "use_cache": True,
+        # Left out, they would mean the family's own.
+        **dict.fromkeys(_TOKEN_IDS),
         **_token_ids(generation),
     }
     _check_read_back(entries, config, family)
     return entries
+
+
+def _values_of(decoder: Mapping[str, Any], table: HuggingFaceTable) -> Values:
+    """What each key says."""
+    values = Values("")
+    elided = []
+    for key in table.keys:
+        if key.to:
+            values[key.name] = key.form.write(first(decoder, key.to[0]))
+            if key.elided and values[key.name] == key.default(values):
+                elided.append(key.name)
+    values.update(dict.fromkeys(elided))
+    return values
 
 
 def check_window(config: DecoderConfig) -> None:
@@ -459,9 +496,11 @@ def first_difference(ours: Any, theirs: Any, path: str = "") -> str:
     return f"{path} {json.dumps(ours):.80}"
 
 
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
 def _token_ids(generation: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
-    ids = {key: generation[key] for key in keys if key in generation}
+    ids = {key: generation[key] for key in _TOKEN_IDS if key in generation}
     if "eos_token_id" in ids:
         eos = list(ids["eos_token_id"])
         ids["eos_token_id"] = eos[0] if len(eos) == 1 else eos

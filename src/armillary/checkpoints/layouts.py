@@ -10,7 +10,7 @@ Knows nothing of families and formats.
 # ruff: noqa: ARG002
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -171,6 +171,34 @@ def _grouped_rows(place: Place) -> list[Order]:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Several tensors, each as it is, in layers that have all of them and say what `when` does.
+
+    For names that depend on what else a layer has.
+    """
+
+    names: tuple[str, ...]
+    ours: tuple[str, ...]
+    when: Mapping[str, object] = field(default_factory=dict)
+
+    def applies(self, layer: LayerConfig | None) -> bool:
+        """Whether the layer's own entries are those."""
+        return all(getattr(layer, name) == value for name, value in self.when.items())
+
+    def theirs(self, shapes: Sequence[Shape], layer: LayerConfig | None) -> dict[str, Shape]:
+        """The same shapes."""
+        return dict(zip(self.names, shapes, strict=True))
+
+    def read(self, found: Sequence[StoredTensor], place: Place) -> list[StoredTensor]:
+        """As they are."""
+        return list(found)
+
+    def write(self, ours: Sequence[TensorToWrite], place: Place) -> list[TensorToWrite]:
+        """As they are."""
+        return list(ours)
+
+
+@dataclass(frozen=True)
 class Interleaved(_OneToOne):
     """Rows of queries or keys stored for interleaved rotation; ours are as the layer says.
 
@@ -321,7 +349,8 @@ def places(config: DecoderConfig, layouts: Iterable[Layout], where: str) -> list
     """
     shapes = parameter_shapes(config)
     of_template: dict[str, list[Layout]] = {}
-    for layout in layouts:
+    # What holds several comes before what holds one: which applies depends on what there is.
+    for layout in sorted(layouts, key=lambda layout: -len(layout.ours)):
         for template in layout.ours:
             of_template.setdefault(template, []).append(layout)
     found: list[Place] = []
@@ -331,13 +360,14 @@ def places(config: DecoderConfig, layouts: Iterable[Layout], where: str) -> list
             continue
         template = template_of(name)
         number = name.split(".")[1] if template != name else ""
+        layer = config.layers[int(number)] if number else None
         for layout in of_template.get(template, []):
             ours = [each.replace("{i}", number) for each in layout.ours]
-            if all(each in shapes for each in ours):
+            applies = not isinstance(layout, Together) or layout.applies(layer)
+            if applies and all(each in shapes for each in ours):
                 break
         else:
             raise CheckpointError(f"{where}: this family has no name for the parameter {name}")
-        layer = config.layers[int(number)] if number else None
         theirs = layout.theirs([shapes[each] for each in ours], layer)
         named = {each.replace("{i}", number): shape for each, shape in theirs.items()}
         found.append(Place(layout, {each: shapes[each] for each in ours}, named, layer))
@@ -385,14 +415,14 @@ def write_tensors(
 ) -> list[TensorToWrite]:
     """The tensors of a file out of ours, which are all the configuration's parameters.
 
-    In the order of ours, since whoever gives them may have them one after the other only.
+    In the order of ours, so that who makes these one after the other is asked for them so.
     Raises CheckpointError for a parameter that no layout has.
     """
     given = {tensor.name: tensor for tensor in tensors}
-    order = {name: number for number, name in enumerate(given)}
-    result: list[TensorToWrite] = []
+    number = {name: index for index, name in enumerate(given)}
     placed = places(config, layouts, where)
-    for place in sorted(placed, key=lambda place: min(order[name] for name in place.ours)):
+    result: list[TensorToWrite] = []
+    for place in sorted(placed, key=lambda place: min(number[name] for name in place.ours)):
         theirs = place.layout.write([given[name] for name in place.ours], place)
         for (name, shape), tensor in zip(place.theirs.items(), theirs, strict=True):
             if tuple(tensor.shape) != shape:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.checkpoints.families.family import RotaryKeys
+from armillary.checkpoints.families.family import FULL, SLIDING, RotaryKeys
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import ConfigError
 from armillary.rope_scaling import (
@@ -29,7 +29,6 @@ from armillary.rope_scaling import (
 from armillary.strict_dict import StrictDict
 
 Rotary = dict[str, Any]
-FULL, SLIDING = "full_attention", "sliding_attention"
 LOCAL_BASE = "rope.freq_base_swa"
 """GGUF's key of the base of sliding layers."""
 _WINDOW = "original_max_position_embeddings"
@@ -182,7 +181,9 @@ def _entries(base: float, d_rotary: int, rule: AnyRopeScaling) -> Rotary:
     }
 
 
-def write_huggingface_rotary(config: DecoderConfig, keys: RotaryKeys) -> dict[str, Any]:
+def write_huggingface_rotary(
+    config: DecoderConfig, keys: RotaryKeys, where: str = "this family"
+) -> dict[str, Any]:
     """The rotary keys of a config.json in the old and the new schema, which say the same.
 
     A reader of the old schema that met only the new one would silently take base 10000.
@@ -196,7 +197,7 @@ def write_huggingface_rotary(config: DecoderConfig, keys: RotaryKeys) -> dict[st
         sliding = layer.attention.window is not None and keys.local_base is not None
         if by_kind.setdefault(SLIDING if sliding else FULL, rotary) != rotary:
             raise ConfigError(
-                f"this family cannot express that layer {number} rotates in another way than "
+                f"{where} cannot express that layer {number} rotates in another way than "
                 "those before it"
             )
     first = next(iter(by_kind.values()))
@@ -204,7 +205,7 @@ def write_huggingface_rotary(config: DecoderConfig, keys: RotaryKeys) -> dict[st
         return _one_written(first, config, keys)
     full, sliding_ = by_kind.get(FULL, first), by_kind.get(SLIDING, first)
     if by_kind.get(SLIDING) is not None and not isinstance(sliding_.scaling, Unscaled):
-        raise ConfigError(f"the old schema of this family has no rule for layers of type {SLIDING}")
+        raise ConfigError(f"the old schema of {where} has no rule for layers of type {SLIDING}")
     written = _one_written(full, config, keys)
     parameters = {FULL: written["rope_parameters"]}
     if SLIDING in by_kind:

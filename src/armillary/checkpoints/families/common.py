@@ -1,20 +1,31 @@
 """What many families share: the keys and names of Llama, which later ones took over."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from armillary.checkpoints.families.family import (
     ACTIVATION,
+    FULL,
+    SLIDING,
     WIDTH,
     Derived,
     Entries,
     Key,
+    LayerTable,
+    Patch,
     Values,
     head_width,
 )
+from armillary.checkpoints.layouts import Interleaved
+from armillary.config import DecoderConfig
+from armillary.errors import ConfigError
+from armillary.strict_dict import StrictDict
 
 EPS = ("layers.*.norm.eps", "final_norm.eps", "layers.*.attention.qk_norm.eps")
+QKV = tuple(f"layers.{{i}}.attention.{name}.weight" for name in "qkv")
+QKV_BIASES = tuple(f"layers.{{i}}.attention.{name}.bias" for name in "qkv")
+MLP = {"kind": "mlp", "bias": True}
 QKV_BIAS, OUT_BIAS = "layers.*.attention.qkv_bias", "layers.*.attention.out_bias"
 MLP_BIAS = "layers.*.feedforward.bias"
 D_HEAD, N_KV_HEADS = "layers.*.attention.d_head", "layers.*.attention.n_kv_heads"
@@ -174,6 +185,13 @@ GGUF_KEYS: tuple[Key, ...] = (
 )
 """The keys of llama.cpp's files that most architectures have."""
 
+
+def gguf_layer_norm(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """The keys of an architecture with LayerNorm."""
+    name = "attention.layer_norm_rms_epsilon"
+    return changed(keys, without={name}, more=(Key("attention.layer_norm_epsilon", float, EPS),))
+
+
 GGUF_PRESENT: Mapping[str, str] = {
     "layers.{i}.attention.q.bias": QKV_BIAS,
     "layers.{i}.attention.out.bias": OUT_BIAS,
@@ -211,3 +229,108 @@ def only(tensors: Mapping[str, str], *without: str) -> dict[str, str]:
         for ours, theirs in tensors.items()
         if not any(word in ours for word in without)
     }
+
+
+def gguf_interleaved() -> dict[str, Any]:
+    """`tensors` and `layouts` of an architecture that rotates interleaved, as Llama's does."""
+    rotated = {
+        f"layers.{{i}}.attention.{name}.{kind}": f"blk.{{i}}.attn_{name}.{kind}"
+        for name in "qk"
+        for kind in ("weight", "bias")
+    }
+    return {
+        "tensors": only(gguf_names(), *rotated),
+        "layouts": tuple(Interleaved(theirs, (ours,)) for ours, theirs in rotated.items()),
+    }
+
+
+FREQUENCIES = frozenset({"rope_freqs.weight"})
+LONGROPE_FACTORS = frozenset({"rope_factors_long.weight", "rope_factors_short.weight"})
+
+
+# --- Windows ------------------------------------------------------------------------------------
+
+
+def layer_types(default: Callable[[Values, int], Sequence[str]]) -> LayerTable:
+    """Windows by `layer_types`, `default` where it is absent, of the width `sliding_window`.
+
+    `sliding_window` is a key of the table that is read before; it is written here.
+    """
+
+    def read(entries: StrictDict, values: Values, count: int) -> list[Patch]:
+        types = entries.take_list("layer_types", str, None)
+        return windows(
+            types or list(default(values, count)), values["sliding_window"], count, entries.where
+        )
+
+    return LayerTable(read, written_types)
+
+
+def windows(types: Sequence[str], width: int | None, count: int, where: str) -> list[Patch]:
+    """A patch for each layer of these types. Raises ConfigError for what they do not add up to."""
+    if len(types) != count:
+        raise ConfigError(f"{where}: layer_types has {len(types)} entries for {count} layers")
+    for kind in types:
+        if kind not in {FULL, SLIDING}:
+            raise ConfigError(
+                f"{where}: layer_types {kind!r} is not supported; supported: {FULL}, {SLIDING}"
+            )
+    if SLIDING in types and width is None:
+        raise ConfigError(f"{where}: layers are {SLIDING}, but sliding_window is not given")
+    return [
+        {"attention.window": width, "attention.rotary": SLIDING} if kind == SLIDING else {}
+        for kind in types
+    ]
+
+
+def written_types(config: DecoderConfig) -> Entries:
+    """`layer_types` and `sliding_window`."""
+    widths = [layer.attention.window for layer in config.layers]
+    return {
+        "layer_types": [FULL if width is None else SLIDING for width in widths],
+        "sliding_window": next((width for width in widths if width is not None), None),
+    }
+
+
+def one_window(config: DecoderConfig) -> Entries:
+    """`sliding_window` of all layers."""
+    return {"sliding_window": config.layers[0].attention.window}
+
+
+def every_layer(entries: StrictDict, values: Values, count: int) -> list[Patch]:
+    """All layers with the window `sliding_window`, where it is given."""
+    del entries
+    return [{"attention.window": values["sliding_window"]}] * count
+
+
+EVERY_LAYER = LayerTable(every_layer, one_window)
+
+
+def alternating(period: int) -> Callable[[Values, int], list[str]]:
+    """Of each `period` layers the last reads all, the others have a window."""
+    return lambda _, count: [SLIDING if (i + 1) % period else FULL for i in range(count)]
+
+
+def gguf_alternating(period: int, default: int | None = None) -> LayerTable:
+    """The same in GGUF, where files may say another period, or say it of each layer."""
+
+    def read(entries: StrictDict, values: Values, count: int) -> list[Patch]:
+        width = entries.take(_GGUF_WINDOW, int, default)
+        said = entries.take(f"{_GGUF_WINDOW}_pattern", (int, list), period)
+        if isinstance(said, list):
+            types = [
+                SLIDING if each else FULL
+                for each in entries.take_list(f"{_GGUF_WINDOW}_pattern", bool)
+            ]
+        else:
+            types = alternating(max(1, said))(values, count)
+        return windows(types if width else [FULL] * count, width, count, entries.where)
+
+    def write(config: DecoderConfig) -> Entries:
+        width = written_types(config)["sliding_window"]
+        return {} if width is None else {_GGUF_WINDOW: width}
+
+    return LayerTable(read, write)
+
+
+_GGUF_WINDOW = "attention.sliding_window"

@@ -40,6 +40,8 @@ from armillary.strict_dict import REQUIRED
 MAX_LAYERS = 1000
 _MAX_HEAD_WIDTH = 1 << 16
 _EACH_LAYER = "layers.*."
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers, as Hugging Face's files call them."""
 
 Entries = dict[str, Any]
 Patch = Mapping[str, Any]
@@ -95,15 +97,15 @@ WIDTH = Form(read=_possible_width)
 """A head's width; not one of which no table of frequencies should be made."""
 
 
-def choice(names: Mapping[str, Any]) -> Form:
+def choice(names: Mapping[Any, Any]) -> Form:
     """The file's names for our values; of several for one, the first is written."""
 
-    def read(name: str) -> Any:
+    def read(name: Any) -> Any:
         if name not in names:
-            raise ConfigError(f"{name!r} is not supported; supported: {', '.join(names)}")
+            raise ConfigError(f"{name!r} is not supported; supported: {', '.join(map(str, names))}")
         return names[name]
 
-    def write(value: Any) -> str | None:
+    def write(value: Any) -> Any:
         return next((name for name, ours in names.items() if ours == value), None)
 
     return Form(read, write)
@@ -159,6 +161,7 @@ class Key:
     form      how our value is written there
     loud      whether absence is worth a notice
     nullable  whether null says something (None) that absence does not
+    elided    whether it is written as null where it says its default, which others give
     """
 
     name: str
@@ -168,6 +171,7 @@ class Key:
     form: Form = AS_IT_IS
     loud: bool = False
     nullable: bool = False
+    elided: bool = False
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,9 @@ class HuggingFaceTable:
     layouts     the others
     redundant   templates of tensors that repeat what the configuration says; frequencies are held
                 against it, all are dropped
+    aliases     other names that files have for a tensor → its name in `tensors`
+    prefix      what names begin with, but for the head's, unless none does: files of the model
+                without its head
     """
 
     architecture: str
@@ -241,6 +248,8 @@ class HuggingFaceTable:
     fixed: Mapping[str, object] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     redundant: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
 
     def all_layouts(self) -> tuple[Layout, ...]:
         """How each tensor of a directory holds ours."""
@@ -261,6 +270,8 @@ class GGUFTable:
     present     our parameter template → the path that is true when the first layer has its tensor
     local_base  the base of rotation in sliding layers, where it is theirs alone
     rotates     whether anything does
+    divisors    tensors of divisors of frequencies that llama.cpp reads in this architecture
+    needs_head  whether it reads no file without a head of its own
     tensors, layouts, fixed, ignored, keys, derived, layers  as in `HuggingFaceTable`
     """
 
@@ -273,6 +284,8 @@ class GGUFTable:
     present: Mapping[str, str] = field(default_factory=dict)
     rotates: bool = True
     local_base: float | None = None
+    divisors: frozenset[str] = frozenset()
+    needs_head: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
 

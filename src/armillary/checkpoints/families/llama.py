@@ -5,21 +5,16 @@ Pre-norm with RMSNorm, grouped queries, RoPE over the whole head, SwiGLU. Source
 """
 
 from armillary.checkpoints.families.common import (
+    FREQUENCIES,
     GGUF_KEYS,
     GGUF_PRESENT,
     HUGGINGFACE_KEYS,
-    gguf_names,
+    LONGROPE_FACTORS,
+    gguf_interleaved,
     huggingface_names,
     pre_norm,
 )
 from armillary.checkpoints.families.family import Family, GGUFTable, HuggingFaceTable
-from armillary.checkpoints.layouts import Interleaved
-
-_ROTATED = {
-    f"layers.{{i}}.attention.{name}.{kind}": f"blk.{{i}}.attn_{name}.{kind}"
-    for name in "qk"
-    for kind in ("weight", "bias")
-}
 
 GGUF_LLAMA = GGUFTable(
     architecture="llama",
@@ -32,8 +27,8 @@ GGUF_LLAMA = GGUFTable(
         "expert_used_count": 0,
     },
     ignored=frozenset({"tensor_data_layout"}),
-    tensors={ours: theirs for ours, theirs in gguf_names().items() if ours not in _ROTATED},
-    layouts=tuple(Interleaved(theirs, (ours,)) for ours, theirs in _ROTATED.items()),
+    divisors=FREQUENCIES | LONGROPE_FACTORS,
+    **gguf_interleaved(),
 )
 
 LLAMA = Family(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from armillary.checkpoints.families.family import (
+    FULL,
     MAX_LAYERS,
     Derived,
     Entries,
@@ -15,9 +16,6 @@ from armillary.checkpoints.families.family import (
 )
 from armillary.errors import ConfigError
 from armillary.strict_dict import REQUIRED, StrictDict
-
-FULL = "full_attention"
-"""The kind of layer whose rotary settings stand for all where a file has one set of them."""
 
 
 def check_fixed(entries: StrictDict, fixed: Mapping[str, object]) -> None:
