@@ -60,8 +60,8 @@ def write_gguf(
 ) -> list[str]:
     """Write a file that llama.cpp reads, atomically and by blocks of rows.
 
-    `encodings` has one for each parameter. Written as of `family`, or of the first that can express
-    the configuration. Of a checkpoint that is a GGUF file all that describes
+    `encodings` has one for each parameter. Written as of `family`, else of the checkpoint's own, or
+    of the first that can express the configuration. Of a checkpoint that is a GGUF file all that describes
     the file and the tokenizer is carried over as it is. `progress` is called with the bytes of
     each block that was written; `file` opens it. Returns notices about what the format leaves out.
     Raises ConfigError and CheckpointError for what it has no place for, before the file is begun;
@@ -69,7 +69,7 @@ def write_gguf(
     """
     notices: list[str] = []
     config = checkpoint.config
-    family = gguf_family_for(config) if family is None else family
+    family = gguf_family_for(config, checkpoint.family) if family is None else family
     entries, factors = _architecture(config, family, notices)
     _check_read_back(entries, factors, config, family)
     carried = read_gguf_file(checkpoint.source).encoded if checkpoint.format == "gguf" else None
@@ -128,7 +128,9 @@ def _written(key: Key, decoder: Mapping[str, Any]) -> Value | None:
     if isinstance(key.kind, tuple) and list in key.kind and len(set(found)) > 1:
         return [key.form.write(value) for value in found]
     value = next((value for value in found if value is not None), None)
-    return None if value is None else key.form.write(value)
+    written: Value | None = None if value is None else key.form.write(value)
+    # Readers look for the type too.
+    return float(written) if key.kind is float and isinstance(written, int) else written
 
 
 def _rotary(

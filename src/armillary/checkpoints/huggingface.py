@@ -97,7 +97,9 @@ def read_huggingface(
     found = with_scales(found, scheme, str(directory), notices)
     tensors = _assign(config, family.huggingface, found, directory, allow_missing)
     tokenizer = read_tokenizer(directory, notices)
-    return Checkpoint(config, tensors, tokenizer, generation, directory, "huggingface", notices)
+    return Checkpoint(
+        config, tensors, tokenizer, generation, directory, "huggingface", notices, family.name
+    )
 
 
 def _family(entries: StrictDict) -> Family:

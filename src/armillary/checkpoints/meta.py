@@ -94,7 +94,7 @@ def read_meta(
         generation = {"eos_token_id": tokenizer.eos_ids}
         if tokenizer.bos_id is not None:
             generation["bos_token_id"] = tokenizer.bos_id
-    return Checkpoint(config, tensors, tokenizer, generation, directory, "meta", notices)
+    return Checkpoint(config, tensors, tokenizer, generation, directory, "meta", notices, "llama")
 
 
 def _config(

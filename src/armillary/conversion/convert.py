@@ -213,7 +213,7 @@ def _write(
             save_armillary(*parts, max_shard_bytes=max_shard_bytes, writer=writer)
             return []
         check_window(config)
-        family = family_for(config)
+        family = family_for(config, checkpoint.family)
         write_huggingface(*parts, family=family, max_shard_bytes=max_shard_bytes, writer=writer)
         return []
     except (CheckpointError, ConfigError) as error:

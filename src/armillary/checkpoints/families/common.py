@@ -231,15 +231,15 @@ def only(tensors: Mapping[str, str], *without: str) -> dict[str, str]:
     }
 
 
-def gguf_interleaved() -> dict[str, Any]:
+def gguf_interleaved(*, biases: bool = True) -> dict[str, Any]:
     """`tensors` and `layouts` of an architecture that rotates interleaved, as Llama's does."""
     rotated = {
         f"layers.{{i}}.attention.{name}.{kind}": f"blk.{{i}}.attn_{name}.{kind}"
         for name in "qk"
-        for kind in ("weight", "bias")
+        for kind in (("weight", "bias") if biases else ("weight",))
     }
     return {
-        "tensors": only(gguf_names(), *rotated),
+        "tensors": only(gguf_names(), *rotated, *([] if biases else [".bias"])),
         "layouts": tuple(Interleaved(theirs, (ours,)) for ours, theirs in rotated.items()),
     }
 

@@ -5,7 +5,6 @@ Source: transformers, `models/smollm3`; llama.cpp, `src/models/smollm3.cpp`.
 
 from armillary.checkpoints.families.common import (
     GGUF_KEYS,
-    GGUF_PRESENT,
     HEAD_WIDTH,
     HUGGINGFACE_KEYS,
     changed,
@@ -95,8 +94,7 @@ SMOLLM3 = Family(
     gguf=GGUFTable(
         architecture="smollm3",
         keys=GGUF_KEYS,
-        present=GGUF_PRESENT,
         layers=LayerTable(_read_gguf, lambda _: {}),
-        **gguf_interleaved(),
+        **gguf_interleaved(biases=False),  # llama.cpp reads none in this architecture
     ),
 )
