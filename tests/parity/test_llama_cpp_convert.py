@@ -17,11 +17,13 @@ from armillary.config import DecoderConfig
 from armillary.conversion.convert import convert
 from armillary.errors import UserError
 from armillary.parts.feedforward import ACTIVATIONS
+from armillary.parts.rotary import varies_with_length
 from armillary.rope_scaling import AnyRopeScaling, Llama3, PositionInterpolation, YaRN
 from armillary.weights import build_filled, to_write
 from support.downloads import smollm2_gguf
 from support.models import build
 from support.peer_families import CASES, D_HEAD, LENGTH, PEERS, SLIDING, build_peer
+from support.peer_families import WINDOW as WINDOW_OF_RULES
 from support.peer_llama import save_peer
 from support.tiny_model import tiny_tokenizer
 
@@ -72,7 +74,9 @@ def greedy(opened: Any, ids: list[int]) -> list[int]:
     return found
 
 
-def compare(checkpoint: Checkpoint, path: Path, ids: list[int], at: list[int]) -> None:
+def compare(
+    checkpoint: Checkpoint, path: Path, ids: list[int], at: list[int], *, text: bool = True
+) -> None:
     """Logits at some positions, and 32 greedy tokens after the first few ids."""
     decoder = build_filled(checkpoint.config, checkpoint.tensors)
     prompt = ids[:5]
@@ -80,10 +84,11 @@ def compare(checkpoint: Checkpoint, path: Path, ids: list[int], at: list[int]) -
         ours = decoder(torch.tensor([ids]))[0].numpy()
         found = theirs(opened, ids)
         assert np.abs(found[at] - ours[at]).max() <= CLOSE
-        continued = list(prompt)
-        for _ in range(GREEDY):
-            continued.append(int(decoder(torch.tensor([continued]), logits="last").argmax()))
-        assert greedy(opened, prompt) == continued[len(prompt) :]
+        if text:
+            continued = list(prompt)
+            for _ in range(GREEDY):
+                continued.append(int(decoder(torch.tensor([continued]), logits="last").argmax()))
+            assert greedy(opened, prompt) == continued[len(prompt) :]
 
 
 RULES: dict[str, AnyRopeScaling | None] = {
@@ -175,13 +180,14 @@ def test_a_tiny_model_of_each_family_runs_as_ours_or_is_refused(
         return
     path = convert(before, tmp_path / "m.gguf", "gguf").path
     ids = np.random.default_rng(0).integers(3, tokenizer.vocab_size, LENGTH).tolist()
-    with torch.no_grad():
-        ours = build_filled(before.config, before.tensors)(torch.tensor([ids]))[0].numpy()
-    with peer(path, 48) as opened:
-        difference = np.abs(theirs(opened, ids) - ours).max(-1)
-    # llama.cpp passes over the windows of this architecture, so what lies in one is compared.
-    upto = SLIDING if (name, variant) == ("phi3", "window") else LENGTH
-    assert difference[:upto].max() <= CLOSE
+    # llama.cpp passes over the windows of this architecture, so what lies in one is compared; and
+    # of two lists of divisors it takes the long one in short texts too, when its context is long.
+    passed_over = (name, variant) == ("phi3", "window")
+    varies = before.config.layers[0].attention.rotary and varies_with_length(
+        before.config.layers[0].attention.rotary.scaling
+    )
+    at = [0, SLIDING - 1] if passed_over else [0, WINDOW_OF_RULES - 1, LENGTH - 1]
+    compare(before, path, ids, at, text=not passed_over and not varies)
 
 
 @pytest.mark.download
