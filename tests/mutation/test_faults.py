@@ -14,13 +14,13 @@ import torch
 from armillary import rope_scaling
 from armillary.config import AttentionConfig
 from armillary.decoder import Decoder, DecoderLayer, Head
-from armillary.parts import attention, layer_store, mask, rotary
+from armillary.parts import attention, layer_store, mask, norm, rotary
 from armillary.parts.attention import Attention
 from armillary.parts.feedforward import GLU
 from armillary.parts.kv_cache import KVCache
 from armillary.parts.layer_store import LayerStore
 from armillary.parts.mask import Visibility
-from armillary.parts.norm import RMSNorm
+from armillary.parts.norm import LayerNorm, RMSNorm
 from armillary.parts.slots import Slots, SlotStore
 from support.checks import (
     CACHE,
@@ -150,6 +150,22 @@ FAULTS: dict[str, Fault] = {
         "order(*((4, 6, 6) if n_heads == 2 else (n_heads, d_head, d_rotary)))",
         layout(),
     ),
+    # Scales
+    "results are added as they are": Fault(
+        DecoderLayer._scaled,
+        "result * self.residual_scale",
+        "result",
+        specification("residual scale"),
+    ),
+    "logits are divided by their scale": Fault(
+        Head.forward, "logits * self.scale", "logits / self.scale", specification("logit scale")
+    ),
+    "logits are scaled after the cap": Fault(
+        Head.forward,
+        "self.soft_cap * torch.tanh(logits / self.soft_cap)",
+        "self.scale * self.soft_cap * torch.tanh(logits / self.scale / self.soft_cap)",
+        specification("logit scale and soft cap"),
+    ),
     # Scaling rules
     "the attention factor is dropped": Fault(
         rotary.rotation_under,
@@ -196,6 +212,24 @@ FAULTS: dict[str, Fault] = {
         "self.q_norm is not None and self.k_norm is not None",
         "False",
         specification("q/k norm"),
+    ),
+    "heads are normed as one, channel by channel": Fault(
+        attention._over_all_heads,
+        "x.transpose(1, 2).flatten(2)",
+        "x.permute(0, 2, 3, 1).flatten(2)",
+        specification("q/k norm of all heads"),
+    ),
+    "a head is normed by another's weights": Fault(
+        norm._of_heads,
+        "weight.view(-1, 1, d)",
+        "weight.view(-1, 1, d).flip(0)",
+        specification("q/k norm of each head"),
+    ),
+    "a head's norm adds another's bias": Fault(
+        LayerNorm.forward,
+        "_of_heads(bias, self.d)",
+        "_of_heads(bias, self.d).flip(0)",
+        specification("q/k layer norm of each head"),
     ),
     "kv heads are tiled, not grouped": Fault(
         attention.attend,
@@ -289,8 +323,8 @@ FAULTS: dict[str, Fault] = {
     # The decoder
     "a post norm takes the residual path too": Fault(
         DecoderLayer.forward,
-        "u + self.dropout(self.post_norm2(self.feedforward(read)))",
-        "self.post_norm2(u + self.dropout(self.feedforward(read)))",
+        "u + self._scaled(self.dropout(self.post_norm2(self.feedforward(read))))",
+        "self.post_norm2(u + self._scaled(self.dropout(self.feedforward(read))))",
         specification("post norm"),
     ),
     "parallel sub-layers are in sequence": Fault(

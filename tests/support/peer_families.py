@@ -136,9 +136,10 @@ PEERS: dict[str, PeerFamily] = {
         "gemma2",
         "Gemma2Config",
         "Gemma2ForCausalLM",
-        _OWN_WIDTH | _SLIDES | {"query_pre_attn_scalar": 14},
+        _OWN_WIDTH | _SLIDES | {"query_pre_attn_scalar": D_HEAD},
         {
             "plain": rope(DEFAULT, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+            "own scale": rope(DEFAULT, query_pre_attn_scalar=14),
             "no caps": rope(DEFAULT, attn_logit_softcapping=None, final_logit_softcapping=None),
             "other windows": rope(
                 DEFAULT, layer_types=["full_attention", *["sliding_attention"] * 2]
@@ -149,7 +150,7 @@ PEERS: dict[str, PeerFamily] = {
         "gemma3",
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
-        _OWN_WIDTH | _SLIDES | {"query_pre_attn_scalar": 14, "num_hidden_layers": 7},
+        _OWN_WIDTH | _SLIDES | {"query_pre_attn_scalar": D_HEAD, "num_hidden_layers": 7},
         {
             "plain": rope(_GEMMA3),
             "linear": rope(
@@ -161,7 +162,8 @@ PEERS: dict[str, PeerFamily] = {
                 num_hidden_layers=3,
                 layer_types=["full_attention", "sliding_attention", "full_attention"],
             ),
-            "caps": rope(_GEMMA3, final_logit_softcapping=3.0),
+            "own scale": rope(_GEMMA3, query_pre_attn_scalar=14),
+            "cap": rope(_GEMMA3, final_logit_softcapping=3.0),
         },
     ),
     "phi3": PeerFamily(

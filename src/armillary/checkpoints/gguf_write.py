@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES, Family
-from armillary.checkpoints.families.family import GGUFTable, Key, taken
+from armillary.checkpoints.families.family import GGUFTable, Key, first, taken
 from armillary.checkpoints.gguf import SAMPLING, read_config, table_of
 from armillary.checkpoints.gguf_file import Encoded, Value, read_gguf_file, write_gguf_file
 from armillary.checkpoints.huggingface import first_difference
@@ -115,6 +115,11 @@ def _architecture(
         value = _written(key, decoder)
         if value is not None:
             entries[key.name] = value
+    for path in table.passed_over:
+        value = first(decoder, path)
+        if value is not None:
+            what = f"{path.rpartition('.')[2]} {value}"
+            notices.append(f"llama.cpp passes over the {what} of {table.architecture}")
     if table.layers is not None:
         entries |= table.layers.write(config)
     keys, factors = _rotary(config, table, family.name, notices)
@@ -129,7 +134,7 @@ def _written(key: Key, decoder: Mapping[str, Any]) -> Value | None:
         return [key.form.write(value) for value in found]
     value = next((value for value in found if value is not None), None)
     written: Value | None = None if value is None else key.form.write(value)
-    # Readers look for the type too.
+    # The format tells whole numbers from others, and its readers refuse one for the other.
     return float(written) if key.kind is float and isinstance(written, int) else written
 
 

@@ -43,6 +43,7 @@ COMPUTED: Mapping[type[BaseModel], Mapping[str, Computed]] = {
         "tie_head": Every.NUMBER,
         "head_bias": Every.NUMBER,
         "embedding_scale": Every.NUMBER,
+        "logit_scale": Every.NUMBER,
         "final_soft_cap": Every.NUMBER,
         "input_dropout": Every.NUMBER,
     },
@@ -52,6 +53,7 @@ COMPUTED: Mapping[type[BaseModel], Mapping[str, Computed]] = {
         "norm": Every.PART,
         "norm_placement": ("pre", "post", "sandwich"),
         "residual": ("sequential", "parallel", "parallel_shared_norm"),
+        "residual_scale": Every.NUMBER,
         "dropout": Every.NUMBER,
     },
     AttentionConfig: {
@@ -62,6 +64,7 @@ COMPUTED: Mapping[type[BaseModel], Mapping[str, Computed]] = {
         "qkv_bias": Every.NUMBER,
         "out_bias": Every.NUMBER,
         "qk_norm": Every.PART,
+        "qk_norm_over": ("head", "head_own_weights", "all_heads"),
         "window": Every.NUMBER,
         "soft_cap": Every.NUMBER,
         "scale": Every.NUMBER,

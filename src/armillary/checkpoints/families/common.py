@@ -231,16 +231,21 @@ def only(tensors: Mapping[str, str], *without: str) -> dict[str, str]:
     }
 
 
-def gguf_interleaved(*, biases: bool = True) -> dict[str, Any]:
-    """`tensors` and `layouts` of an architecture that rotates interleaved, as Llama's does."""
+def gguf_interleaved(*without: str) -> dict[str, Any]:
+    """`tensors` and `layouts` of an architecture that rotates interleaved, as Llama's does.
+
+    Without the parameters whose names contain some words.
+    """
     rotated = {
         f"layers.{{i}}.attention.{name}.{kind}": f"blk.{{i}}.attn_{name}.{kind}"
         for name in "qk"
-        for kind in (("weight", "bias") if biases else ("weight",))
+        for kind in ("weight", "bias")
     }
     return {
-        "tensors": only(gguf_names(), *rotated, *([] if biases else [".bias"])),
-        "layouts": tuple(Interleaved(theirs, (ours,)) for ours, theirs in rotated.items()),
+        "tensors": only(gguf_names(), *rotated, *without),
+        "layouts": tuple(
+            Interleaved(theirs, (ours,)) for ours, theirs in only(rotated, *without).items()
+        ),
     }
 
 

@@ -11,7 +11,6 @@ from armillary.checkpoints.families.common import (
     DROPOUT,
     EPS,
     GGUF_KEYS,
-    MLP,
     MLP_BIAS,
     OUT_BIAS,
     QKV,
@@ -89,7 +88,8 @@ def _read_gguf(entries: StrictDict, values: Values, count: int) -> list[Patch]:
 FALCON = Family(
     name="falcon",
     template=pre_norm(
-        norm={"kind": "layer", "bias": True}, feedforward={**MLP, "activation": "gelu"}
+        norm={"kind": "layer", "bias": True},
+        feedforward={"kind": "mlp", "activation": "gelu", "bias": False},
     ),
     huggingface=HuggingFaceTable(
         architecture="FalconForCausalLM",

@@ -272,6 +272,7 @@ class GGUFTable:
     rotates     whether anything does
     divisors    tensors of divisors of frequencies that llama.cpp reads in this architecture
     needs_head  whether it reads no file without a head of its own
+    passed_over paths that files say and llama.cpp passes over
     tensors, layouts, fixed, ignored, keys, derived, layers  as in `HuggingFaceTable`
     """
 
@@ -286,6 +287,7 @@ class GGUFTable:
     local_base: float | None = None
     divisors: frozenset[str] = frozenset()
     needs_head: bool = False
+    passed_over: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
 

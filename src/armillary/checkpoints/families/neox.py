@@ -39,7 +39,9 @@ _LAYER = "gpt_neox.layers.{i}."
 
 NEOX = Family(
     name="gpt_neox",
-    template=pre_norm(norm={"kind": "layer", "bias": True}, feedforward=MLP),
+    template=pre_norm(
+        norm={"kind": "layer", "bias": True}, feedforward={**MLP, "activation": "gelu"}
+    ),
     huggingface=HuggingFaceTable(
         architecture="GPTNeoXForCausalLM",
         model_type="gpt_neox",

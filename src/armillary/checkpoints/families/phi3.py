@@ -76,6 +76,7 @@ PHI3 = Family(
         architecture="phi3",
         keys=GGUF_KEYS,
         layers=LayerTable(_read_gguf, _write_gguf),
+        passed_over=("layers.*.attention.window",),
         divisors=LONGROPE_FACTORS,
         tensors=only(gguf_names(), ".bias", *_SPLIT) | {_FUSED: "blk.{i}.ffn_up.weight"},
         layouts=(Rows("blk.{i}.attn_qkv.weight", QKV),),

@@ -95,6 +95,6 @@ SMOLLM3 = Family(
         architecture="smollm3",
         keys=GGUF_KEYS,
         layers=LayerTable(_read_gguf, lambda _: {}),
-        **gguf_interleaved(biases=False),  # llama.cpp reads none in this architecture
+        **gguf_interleaved(".bias"),
     ),
 )
