@@ -44,6 +44,7 @@ bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/finetune.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/time_to_loss.py

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,42 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync(path.parent)
+
+
+class Segments:
+    """Takes the segments of a file in their order, each of a size that is known before.
+
+    The first `done` bytes stand in the file already: segments that lie in them are passed over, and
+    their chunks never asked for. `ended` is called with the bytes that stand there after each other
+    segment.
+    """
+
+    def __init__(
+        self, file: BinaryIO, done: int = 0, ended: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._file, self._done, self._ended = file, done, ended
+        self.position = 0
+
+    def put(self, what: str, size: int, chunks: Iterable[Any]) -> None:
+        """Write a segment, chunk by chunk. Raises ValueError unless they have `size` bytes."""
+        self.position += size
+        if self.position <= self._done:
+            return
+        written = sum(self._file.write(memoryview(chunk).cast("B")) for chunk in chunks)
+        if written != size:
+            raise ValueError(f"{what}: {written} bytes were given, {size} needed")
+        self._ended(self.position)
+
+
+Opener = Callable[[Path], AbstractContextManager[Segments]]
+
+
+@contextlib.contextmanager
+def write_whole(path: Path) -> Iterator[Segments]:
+    """Take the segments of a file that takes `path`'s place at the end, as `write_atomically`."""
+    with write_atomically(path) as file:
+        yield Segments(file)
 
 
 @contextlib.contextmanager
@@ -72,9 +107,9 @@ def write_directory_atomically(
         try:
             yield partial
             for file in sorted(partial.rglob("*")):
-                _sync(file)
+                sync(file)
             write_manifest(partial, checksums)
-            _sync(partial)
+            sync(partial)
             _swap(partial, path, old)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -105,7 +140,7 @@ def staged(path: Path) -> Iterator[Path]:
                 _swap(written, path, set_aside(path))
             else:
                 written.replace(path)
-                _sync(path.parent)
+                sync(path.parent)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -115,12 +150,13 @@ class Writer:
     """One of `count` processes that write a directory together; number 0 writes what is one.
 
     `directory` is entered by all of them and gives all the same partial directory, which takes
-    its place when the last is done, and only when none failed.
+    its place when the last is done, and only when none failed. `file` opens each file of weights.
     """
 
     number: int = 0
     count: int = 1
     directory: Callable[[Path], AbstractContextManager[Path]] = write_directory_atomically
+    file: Opener = write_whole
 
 
 ALONE = Writer()
@@ -143,7 +179,7 @@ def _swap(partial: Path, path: Path, old: Path) -> None:
             old.rename(path)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _check_replaceable(path: Path) -> None:
@@ -166,7 +202,8 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make what a file or directory holds last, also through a loss of power."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -200,16 +237,22 @@ def write_manifest(directory: Path, checksums: Mapping[str, str] | None = None) 
 
     `checksums` are those that are known already, by a file's name; the rest are computed.
     """
-    known = checksums or {}
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     names = {path.relative_to(directory).as_posix(): path for path in files}
     names.pop(MANIFEST, None)
+    write_json(directory / MANIFEST, manifest_of(names, checksums))
+
+
+def manifest_of(
+    files: Mapping[str, Path], checksums: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The entries of a manifest for files by their names; `checksums` as in `write_manifest`."""
+    known = checksums or {}
     entries = {
         name: {"bytes": path.stat().st_size, "sha256": known.get(name) or sha256(path)}
-        for name, path in names.items()
+        for name, path in files.items()
     }
-    manifest = {"format": _MANIFEST_FORMAT, "version": 1, "files": entries}
-    write_json(directory / MANIFEST, manifest)
+    return {"format": _MANIFEST_FORMAT, "version": 1, "files": entries}
 
 
 def verify_manifest(

@@ -129,17 +129,19 @@ def test_quantised_numbers_are_those_of_the_gguf_library_whatever_the_blocks_of_
 
 
 @pytest.mark.parametrize(
-    ("encoding", "steps"), [("Q8_0", 254.0), ("Q4_0", 16.0), ("Q4_1", 30.0)], ids=QUANTIZED
+    ("encoding", "steps"),
+    [("Q8_0", 254.0), ("Q5_0", 32.0), ("Q5_1", 62.0), ("Q4_0", 16.0), ("Q4_1", 30.0)],
+    ids=QUANTIZED,
 )
 def test_quantised_numbers_are_off_by_half_a_step_at_most(encoding, steps):
-    """A step is the range over their number; Q4_0's eighth step up is cut off."""
+    """A step is the range over their number; Q4_0's eighth step up is cut off, and Q5_0's."""
     numbers = np.random.default_rng(2).normal(size=(64, 96)).astype(np.float32)
     tensor = StoredTensor("w", numbers.shape, encoding, encode(numbers, encoding), "f")
     blocks, found = numbers.reshape(-1, 32), tensor.to_float32().reshape(-1, 32)
     widest = 2 * np.abs(blocks).max(1, keepdims=True) / steps
-    if encoding == "Q4_1":
-        widest = np.ptp(blocks, axis=1, keepdims=True) / 15
-    allowed = 1.0 if encoding == "Q4_0" else 0.5
+    if encoding in ("Q4_1", "Q5_1"):
+        widest = np.ptp(blocks, axis=1, keepdims=True) / (steps / 2)
+    allowed = 1.0 if encoding in ("Q4_0", "Q5_0") else 0.5
     off = np.abs(found - blocks) / widest
     assert off.max() <= allowed + 0.07  # the scale itself is a half-precision number
     assert off.max() > 0.45
@@ -168,7 +170,7 @@ def test_numbers_of_no_whole_blocks_are_a_programming_error():
         encode(np.zeros((2, 256), np.float32), "Q6_K")
 
 
-@pytest.mark.parametrize("encoding", ["I32", "Q8_K", "F8_E4M3", "nonsense"])
+@pytest.mark.parametrize("encoding", ["I32", "Q8_K", "F8_E5M2", "nonsense"])
 def test_an_encoding_that_holds_no_weights_is_refused_by_name(encoding):
     with pytest.raises(CheckpointError, match=f"encoding {encoding} cannot be read"):
         StoredTensor("w", (1,), encoding, np.zeros(4, np.uint8), "f")

@@ -10,6 +10,7 @@ from pathlib import Path
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.gguf import read_gguf
 from armillary.checkpoints.huggingface import read_huggingface, write_huggingface
+from armillary.checkpoints.meta import is_meta, read_meta
 from armillary.checkpoints.own_format import MARKER, read_armillary, save_armillary
 from armillary.errors import CheckpointError
 from armillary.files import read_json, set_aside
@@ -26,7 +27,7 @@ def open_checkpoint(
     allow_missing: bool = False,
     verify: bool = False,
 ) -> Checkpoint:
-    """Read a GGUF file, a Hugging Face directory or one of our own.
+    """Read a GGUF file, a Hugging Face directory, one of Meta's or one of our own.
 
     ignore_keys    configuration keys to pass over although they are not known
     allow_missing  read what is there; parameters without a tensor are then absent
@@ -63,7 +64,7 @@ def _open(path: Path, ignore_keys: Iterable[str], allow_missing: bool, verify: b
     if path.suffix in _PICKLES or magic[:1] == b"\x80" or magic == b"PK\3\4":
         raise CheckpointError(
             f"{path}: looks like a pickle, and nothing is unpickled, since that can run any code; "
-            "convert it to safetensors or GGUF"
+            "convert it to safetensors or GGUF (of Meta's files name the directory)"
         )
     if path.suffix in {".json", ".yaml", ".yml"}:
         raise CheckpointError(
@@ -80,6 +81,8 @@ def _open_directory(
     path: Path, ignore_keys: Iterable[str], allow_missing: bool, verify: bool
 ) -> Checkpoint:
     if not (path / "config.json").is_file():
+        if is_meta(path):
+            return read_meta(path, ignore_keys=ignore_keys, allow_missing=allow_missing)
         files = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"; to read {files[0]}, name the file itself" if files else ""
         raise CheckpointError(f"{path}: holds no config.json{hint}")

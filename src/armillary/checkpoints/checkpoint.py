@@ -18,7 +18,8 @@ class Checkpoint:
     tensors     our parameter name → stored tensor, laid out as the configuration says
     generation  what the file suggests, where it does: `bos_token_id`, `eos_token_id` (a tuple),
                 `pad_token_id`, `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`
-    format      "huggingface", "gguf" or "armillary"
+    format      "huggingface", "gguf", "meta" or "armillary"
+    family      the name of the family whose table the files were read by, None for our own format
     notices     one line each for what a person may want to know: defaults used, files passed over
     """
 
@@ -29,3 +30,4 @@ class Checkpoint:
     source: Path
     format: str
     notices: list[str] = field(default_factory=list)
+    family: str | None = None

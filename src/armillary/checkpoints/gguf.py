@@ -83,6 +83,7 @@ def read_gguf(
         source=path,
         format="gguf",
         notices=notices,
+        family=family.name,
     )
 
 

@@ -8,7 +8,7 @@ gguf library's.
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, encoded_bytes
 from armillary.errors import CheckpointError
-from armillary.files import map_file, write_atomically
+from armillary.files import Opener, Segments, map_file, write_whole
 
 MAGIC = b"GGUF"
 _MAX_DIMENSIONS = 4
@@ -252,9 +252,13 @@ def _check_overlap(
 
 
 def write_gguf_file(
-    path: Path, metadata: Mapping[str, Value | Encoded], tensors: Sequence[TensorToWrite]
+    path: Path,
+    metadata: Mapping[str, Value | Encoded],
+    tensors: Sequence[TensorToWrite],
+    *,
+    file: Opener = write_whole,
 ) -> None:
-    """Write a file, atomically and one chunk at a time.
+    """Write a file, atomically and one chunk at a time; `file` opens it.
 
     Whole numbers are written as 32 bits (those of lists signed, as token types must be), others as
     float32. Raises ValueError for a value of another type or size, a name that comes twice, and
@@ -273,15 +277,17 @@ def write_gguf_file(
     for tensor in tensors:
         header.append(_tensor_entry(tensor, offset))
         offset += _aligned(encoded_bytes(tensor.shape, tensor.encoding))
-    with write_atomically(path) as file:
-        written = sum(map(file.write, header))
-        file.write(b"\0" * (_aligned(written) - written))
-        for tensor in tensors:
-            size = sum(file.write(memoryview(chunk).cast("B")) for chunk in tensor.chunks)
-            needed = encoded_bytes(tensor.shape, tensor.encoding)
-            if size != needed:
-                raise ValueError(f"{tensor.name}: {size} bytes were given, {needed} needed")
-            file.write(b"\0" * (_aligned(size) - size))
+    with file(path) as segments:
+        _put(segments, "the header", sum(map(len, header)), header)
+        for name, encoding, shape, chunks in tensors:
+            _put(segments, name, encoded_bytes(shape, encoding), chunks)
+
+
+def _put(segments: Segments, what: str, size: int, chunks: Iterable[Any]) -> None:
+    """A segment, and zeros up to where the next one may begin."""
+    segments.put(what, size, chunks)
+    padding = _aligned(size) - size
+    segments.put("padding", padding, [b"\0" * padding])
 
 
 def _aligned(size: int) -> int:

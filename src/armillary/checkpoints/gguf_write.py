@@ -23,13 +23,23 @@ from armillary.checkpoints.rotary_keys import LOCAL_BASE, shortest_float, write_
 from armillary.checkpoints.tensors import TensorToWrite, telling, to_write
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.errors import ConfigError, UserError
+from armillary.files import Opener, write_whole
 from armillary.rope_scaling import YaRN
 
 Metadata = dict[str, Value | Encoded]
 Factors = dict[str, NDArray[np.float32]]
 
 # What llama.cpp calls a file by the encoding of most of its matrices (`llama_ftype`).
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+_FILE_TYPES = {
+    encoding: number
+    for encodings, numbers in (
+        (("F32", "F16", "BF16"), (0, 1, 32)),
+        (("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"), (2, 3, 8, 9, 7)),
+        (("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), (10, 12, 15, 17, 18)),
+    )
+    for encoding, number in zip(encodings, numbers, strict=True)
+}
+_OTHER_TYPE = 1024  # "guessed"
 _QUANTIZATION_VERSION = 2
 _OURS = frozenset(
     f"general.{key}"
@@ -46,19 +56,20 @@ def write_gguf(
     *,
     family: Family | None = None,
     progress: Callable[[int], None] = lambda _: None,
+    file: Opener = write_whole,
 ) -> list[str]:
     """Write a file that llama.cpp reads, atomically and by blocks of rows.
 
-    `encodings` has one for each parameter. Written as of `family`, or of the first that can express
-    the configuration. Of a checkpoint that is a GGUF file all that describes
+    `encodings` has one for each parameter. Written as of `family`, else of the checkpoint's own, or
+    of the first that can express the configuration. Of a checkpoint that is a GGUF file all that describes
     the file and the tokenizer is carried over as it is. `progress` is called with the bytes of
-    each block that was written. Returns notices about what the format leaves out.
+    each block that was written; `file` opens it. Returns notices about what the format leaves out.
     Raises ConfigError and CheckpointError for what it has no place for, before the file is begun;
     UserError when it cannot be written.
     """
     notices: list[str] = []
     config = checkpoint.config
-    family = gguf_family_for(config) if family is None else family
+    family = gguf_family_for(config, checkpoint.family) if family is None else family
     entries, factors = _architecture(config, family, notices)
     _check_read_back(entries, factors, config, family)
     carried = read_gguf_file(checkpoint.source).encoded if checkpoint.format == "gguf" else None
@@ -71,7 +82,8 @@ def write_gguf(
     where = f"GGUF's {family.name} family"
     theirs = write_tensors(config, table_of(family).all_layouts(), ours, where)
     divisors = [TensorToWrite(name, "F32", x.shape, [x]) for name, x in factors.items()]
-    write_gguf_file(path, metadata, divisors + [telling(each, progress) for each in theirs])
+    told = [telling(each, progress) for each in theirs]
+    write_gguf_file(path, metadata, divisors + told, file=file)
     return notices
 
 
@@ -238,7 +250,7 @@ def _general(
     metadata: Metadata = {
         "general.architecture": table_of(family).architecture,
         "general.type": "model",
-        "general.file_type": _FILE_TYPES[Counter(matrices).most_common(1)[0][0]],
+        "general.file_type": _FILE_TYPES.get(Counter(matrices).most_common(1)[0][0], _OTHER_TYPE),
         "general.quantization_version": _QUANTIZATION_VERSION,
     }
     if carried is not None:

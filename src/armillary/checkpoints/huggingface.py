@@ -29,6 +29,7 @@ from armillary.checkpoints.families.reading import (
     layer_count,
     read_keys,
 )
+from armillary.checkpoints.fp8 import read_scheme, with_scales
 from armillary.checkpoints.layouts import places, read_tensors, write_tensors
 from armillary.checkpoints.parameters import check_parameters
 from armillary.checkpoints.rotary_keys import read_huggingface_rotary, write_huggingface_rotary
@@ -86,6 +87,7 @@ def read_huggingface(
     entries = StrictDict(read_json(directory / CONFIG), str(directory / CONFIG))
     notices: list[str] = []
     family = _family(entries)
+    scheme = read_scheme(entries)
     config = _read_config(entries, family, notices, ignore_keys)
     generation = _read_generation(directory, entries)
     entries.finish(
@@ -94,9 +96,12 @@ def read_huggingface(
     _refuse_pickles(directory)
     found, more = read_sharded(directory, allow_missing)
     notices += more
+    found = with_scales(found, scheme, str(directory), notices)
     tensors = _assign(config, family.huggingface, found, directory, allow_missing)
     tokenizer = read_tokenizer(directory, notices)
-    return Checkpoint(config, tensors, tokenizer, generation, directory, "huggingface", notices)
+    return Checkpoint(
+        config, tensors, tokenizer, generation, directory, "huggingface", notices, family.name
+    )
 
 
 def _family(entries: StrictDict) -> Family:
@@ -122,11 +127,6 @@ def _read_config(
 ) -> DecoderConfig:
     table = family.huggingface
     where = entries.where
-    if "quantization_config" in entries:
-        raise CheckpointError(
-            f"{where}: quantised weights (quantization_config) are not read from this format; "
-            "take the original or a GGUF file"
-        )
     entries.ignore(*_IGNORED, *table.ignored, *ignore_keys)
     check_fixed(entries, {**_FIXED, **table.fixed})
     n_layers = layer_count(entries, table.n_layers)

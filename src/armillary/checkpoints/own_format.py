@@ -33,6 +33,7 @@ def save_armillary(
     tokenizer: "Tokenizer | None" = None,
     generation: Mapping[str, Any] | None = None,
     *,
+    max_shard_bytes: int | None = None,
     writer: Writer = ALONE,
 ) -> None:
     """Write a directory, atomically and one chunk at a time.
@@ -55,7 +56,7 @@ def save_armillary(
             write_json(partial / GENERATION, dict(generation or {}))
             if tokenizer is not None:
                 tokenizer.save(partial)
-        write_sharded(partial, tensors, writer=writer, blocks=True)
+        write_sharded(partial, tensors, max_shard_bytes, writer, blocks=True)
 
 
 def read_armillary(

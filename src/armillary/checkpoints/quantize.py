@@ -1,8 +1,8 @@
 """A checkpoint with its matrices in another encoding, written by blocks of rows.
 
 Which tensors are quantised is what llama.cpp does with its plain types, but for one: the matrix
-that gives the logits. There llama.cpp takes 6 bits where the others have 4; ours are 8, which both
-of our formats hold and every engine reads.
+that gives the logits. There llama.cpp takes 6 bits where the others have 4 or 5; ours are 8, which
+both of our formats hold and every engine reads.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from armillary.checkpoints.tensors import block_size, encoded_bytes, telling, to
 
 TARGETS: Mapping[str, str] = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "bf16": "BF16"}
 
-_FEW_BITS = frozenset({"Q4_0", "Q4_1"})
+_FEW_BITS = frozenset({"Q5_0", "Q5_1", "Q4_0", "Q4_1"})
 _LOGITS = "Q8_0"
 _NO_BLOCKS = "F16"  # llama.cpp's, of matrices whose rows are no whole blocks
 _NOTHING_LOST = "F32"

@@ -23,13 +23,14 @@ from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, block_siz
 from armillary.errors import CheckpointError
 from armillary.files import (
     ALONE,
+    Opener,
     Writer,
     inside_directory,
     map_file,
     parse_json,
     read_json,
-    write_atomically,
     write_json,
+    write_whole,
 )
 
 SINGLE = "model.safetensors"
@@ -39,6 +40,7 @@ INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100_000_000
 _MAX_DIMENSIONS = 16
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_READ_BYTES = {**_ITEM_BYTES, "F8_E4M3": 1}
 _BYTES = "U8"
 _ENCODING = "encoding."
 
@@ -47,7 +49,8 @@ def read_safetensors(path: Path, *, blocks: bool = False) -> dict[str, StoredTen
     """Map the tensors of one file, by name, in the order of the header.
 
     Raises CheckpointError for every way in which header and file disagree, and for a tensor of a
-    type that is not F64, F32, F16 or BF16, or with `blocks` one of bytes whose encoding is named.
+    type that is not F64, F32, F16, BF16 or F8_E4M3, or with `blocks` one of bytes whose encoding is
+    named.
     """
     data = map_file(path)
     header, start = _header(data, path)
@@ -141,7 +144,7 @@ def _entry(
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} must have dtype, shape and data_offsets, and only these")
     encoding, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    item_bytes = _ITEM_BYTES | ({_BYTES: 1} if bytes_too else {})
+    item_bytes = _READ_BYTES | ({_BYTES: 1} if bytes_too else {})
     if not isinstance(encoding, str) or encoding not in item_bytes:
         raise CheckpointError(
             f"{where} has dtype {encoding!r:.80}; supported are {', '.join(item_bytes)}"
@@ -261,11 +264,13 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     *,
     blocks: bool = False,
+    file: Opener = write_whole,
 ) -> None:
     """Write tensors to one file, atomically, holding one chunk at a time.
 
     Wider numbers come first, so that each tensor lies at a multiple of its number's size; blocks,
     which `blocks` allows, come last. `metadata` goes into the header, for `read_metadata`.
+    `file` opens it.
     Raises ValueError for a name that comes twice, an encoding that cannot be stored, and chunks
     that do not add up to the tensor.
     """
@@ -287,13 +292,10 @@ def write_safetensors(
     header = {"__metadata__": {"format": "pt", **(metadata or {}), **encodings}, **entries}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with write_atomically(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in ordered:
-            written = sum(file.write(memoryview(chunk).cast("B")) for chunk in tensor.chunks)
-            needed = encoded_bytes(tensor.shape, tensor.encoding)
-            if written != needed:
-                raise ValueError(f"{tensor.name}: {written} bytes were given, {needed} needed")
+    with file(path) as segments:
+        segments.put("the header", 8 + len(text), [len(text).to_bytes(8, "little") + text])
+        for name, encoding, shape, chunks in ordered:
+            segments.put(name, encoded_bytes(shape, encoding), chunks)
 
 
 def _byte_shape(shape: tuple[int, ...], encoding: str) -> tuple[int, ...]:
@@ -324,7 +326,7 @@ def write_sharded(
     names = [SINGLE] if len(shards) == 1 else list(_shard_names(len(shards)))
     for name, (number, shard) in zip(names, shards, strict=True):
         if number == writer.number:
-            write_safetensors(directory / name, shard, blocks=blocks)
+            write_safetensors(directory / name, shard, blocks=blocks, file=writer.file)
     if len(shards) > 1 and writer.number == 0:
         placed = {
             tensor.name: name

@@ -9,7 +9,7 @@ import functools
 import math
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +26,11 @@ _PLAIN: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
+_FP8 = "F8_E4M3"
 # The commonest blocks' elements and bytes: the gguf library, which has all, is imported for others.
 BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
 # Block encodings that weights can be brought to.
-QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
+QUANTIZED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
 # Scales are half-precision numbers; a weight above the largest of them has none in any of these.
 _LARGEST = 65504.0
 
@@ -45,6 +46,8 @@ def block_size(encoding: str) -> tuple[int, int]:
         return 1, _PLAIN[encoding].itemsize
     if encoding in BLOCKS:
         return BLOCKS[encoding]
+    if encoding == _FP8:
+        return 1, 1
     import gguf
 
     kind = gguf.GGMLQuantizationType.__members__.get(encoding)
@@ -152,7 +155,7 @@ class StoredTensor:
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return rows start ≤ i < stop along the first dimension as float32."""
-        numbers = _decode(self.stored_rows(start, stop), self.encoding)
+        numbers = decode(self.stored_rows(start, stop), self.encoding)
         return numbers.reshape(self.shape if self.n_rows == 1 else (stop - start, *self.shape[1:]))
 
     def to_float32(self) -> NDArray[np.float32]:
@@ -201,7 +204,7 @@ class StoredTensor:
             return
         begin = self.data.ctypes.data - np.frombuffer(mapping, dtype=np.uint8).ctypes.data
         first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (begin + self.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        last = (begin + self.data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
             mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
@@ -282,6 +285,47 @@ class JoinedTensor(StoredTensor):
         """Give back the memory of the parts' pages."""
         for part in self.parts:
             part.release()
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledTensor(StoredTensor):
+    """A matrix of 8-bit numbers with scales, for others a matrix in float32.
+
+    `scale` (rows / b0, columns / b1), rounded up, has a factor for each block of b0 × b1 numbers.
+    """
+
+    scale: NDArray[np.float32] = field(default_factory=lambda: np.ones((1, 1), np.float32))
+    block: tuple[int, int] = (1, 1)
+
+    @classmethod
+    def of(
+        cls, stored: StoredTensor, scale: NDArray[np.float32], block: tuple[int, int]
+    ) -> "ScaledTensor":
+        """Return a stored matrix of F8_E4M3 with its scales. Raises CheckpointError for others."""
+        wanted = tuple(-(-size // by) for size, by in zip(stored.shape, block, strict=False))
+        if stored.encoding != _FP8 or len(stored.shape) != 2 or scale.shape != wanted:
+            raise CheckpointError(
+                f"{stored.where}: {stored.name} is {list(stored.shape)} in {stored.encoding} with "
+                f"scales {list(scale.shape)} for blocks of {list(block)}"
+            )
+        where = stored.where
+        return cls(stored.name, stored.shape, "F32", stored.data, where, None, scale, block)
+
+    def __post_init__(self) -> None:
+        """Its bytes are a quarter of what it is for others."""
+
+    @property
+    def in_place(self) -> bool:
+        """No: the numbers are made when they are asked for."""
+        return False
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        stored = self.data.reshape(-1, self.shape[1])
+        numbers = np.arange(len(stored))[rows]
+        by_row = self.scale[numbers // self.block[0]]
+        scales = np.repeat(by_row, self.block[1], axis=1)[:, : self.shape[1]]
+        scaled = decode(stored[rows], _FP8) * scales
+        return scaled.view(np.uint8)
 
 
 class TensorToWrite(NamedTuple):
@@ -367,7 +411,7 @@ def mapped(
     """Return a tensor with its numbers changed, all at once and in float32."""
 
     def chunks() -> Iterator[Any]:
-        numbers = _decode(whole(tensor).reshape(1, -1), tensor.encoding)
+        numbers = decode(whole(tensor).reshape(1, -1), tensor.encoding)
         yield encode(change(numbers), tensor.encoding)
 
     return tensor._replace(chunks=chunks())
@@ -413,18 +457,34 @@ def transposed(tensor: TensorToWrite) -> TensorToWrite:
     return tensor._replace(shape=(columns, rows), chunks=chunks())
 
 
-def _decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
+def decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
     """(rows, bytes) → (rows, elements) in float32, a new array."""
     if encoding == "BF16":
         # A bfloat16 is the upper half of the float32 of the same value.
         return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
     if encoding in _PLAIN:
         return np.asarray(rows.view(_PLAIN[encoding]).astype(np.float32))
+    if encoding == _FP8:
+        return _fp8_numbers()[rows]
     import gguf
 
     # The library cuts its input into many views, which a memory-map makes slow.
     numbers = gguf.quants.dequantize(rows.view(np.ndarray), gguf.GGMLQuantizationType[encoding])
     return np.asarray(numbers, dtype=np.float32)
+
+
+@functools.cache
+def _fp8_numbers() -> NDArray[np.float32]:
+    """What each byte of F8_E4M3 stands for: no infinities, NaN where all bits but the sign are set.
+
+    Source: Micikevicius et al. 2022, §3.
+    """
+    codes = np.arange(256)
+    exponent, fraction = (codes >> 3) & 15, codes & 7
+    normal = (1 + fraction / 8) * 2.0 ** (exponent - 7)
+    size = np.where(exponent > 0, normal, fraction / 8 * 2.0**-6)
+    size = np.where(codes & 127 == 127, np.nan, size)
+    return np.where(codes < 128, size, -size).astype(np.float32)
 
 
 def encode(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ from armillary import __version__
 from armillary.cli._options import Debug, Interrupted, Invocation, one_line
 from armillary.cli.chat import chat
 from armillary.cli.compare import compare
+from armillary.cli.convert import convert
 from armillary.cli.evaluate import evaluate
 from armillary.cli.extend import extend
 from armillary.cli.generate import generate
@@ -51,6 +52,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     evaluate,
     compare,
     quantize,
+    convert,
 )
 
 app = typer.Typer(
@@ -81,7 +83,7 @@ def _root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Modern decoder language models: fetch, look inside, generate, chat, train, extend, evaluate.
+    """Modern decoder language models: fetch, generate, train, extend, evaluate, convert.
 
     Examples:
       armillary pull smollm2-135m
@@ -93,6 +95,7 @@ def _root(
       armillary extend plan smollm2-135m --to 32768
       armillary evaluate smollm2-135m --out results --minutes 10
       armillary quantize my-model --to q8_0 --out my-model.gguf
+      armillary convert my-model my-model.gguf --to gguf
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.

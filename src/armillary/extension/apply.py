@@ -93,7 +93,7 @@ def write_extended(
     Frequencies are compared for texts of the `lengths`. Raises as `apply`.
     """
     tensors = [to_write(tensor, _encoding(tensor, dtype)) for tensor in checkpoint.tensors.values()]
-    chosen, notices = _family_or_own(extension, format)
+    chosen, notices = _family_or_own(extension, format, checkpoint.family)
     parts = (out, extension.config, tensors, checkpoint.tokenizer, checkpoint.generation)
     if chosen is None:
         save_armillary(*parts)
@@ -168,7 +168,9 @@ def _encoding(tensor: StoredTensor, dtype: str | None) -> str:
     return tensor.encoding if tensor.encoding in _ENCODINGS.values() else "F32"
 
 
-def _family_or_own(extension: Extension, format: Format) -> tuple[Family | None, list[str]]:
+def _family_or_own(
+    extension: Extension, format: Format, preferred: str | None
+) -> tuple[Family | None, list[str]]:
     """The family to write as, or None for our format, and what a person should hear of that."""
     if format == "armillary":
         return None, []
@@ -178,9 +180,9 @@ def _family_or_own(extension: Extension, format: Format) -> tuple[Family | None,
         if format == "auto":
             return None, [f"{said}, so this is written in Armillary's format, which keeps both"]
         note = f"{said}: readers do not learn of {extension.config.max_positions:,}"
-        return family_for(extension.config), [note]
+        return family_for(extension.config, preferred), [note]
     try:
-        family = family_for(extension.config)
+        family = family_for(extension.config, preferred)
     except UserError as error:
         if format == "huggingface":
             raise

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from armillary.errors import CheckpointError, UserError
 from armillary.files import write_atomically, write_json
-from armillary.tokenizer import gguf, gguf_write, huggingface
+from armillary.tokenizer import gguf, gguf_write, huggingface, meta
 from armillary.tokenizer.definition import (
     SPACE,
     Definition,
@@ -33,7 +33,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """Text ↔ token ids, made by `from_file` or `from_gguf`.
+    """Text ↔ token ids, made by `from_file`, `from_gguf` or `from_meta`.
 
     Control tokens (end of text, role markers) and plain text are kept apart: text becomes a
     control token only where `specials=True` says so. One rule for the beginning of a text holds on
@@ -85,6 +85,15 @@ class Tokenizer:
         Raises CheckpointError for a vocabulary or a pre-tokenizer that is not known, by its name.
         """
         return cls(gguf.read(metadata, where))
+
+    @classmethod
+    def from_meta(cls, path: str | Path, *, newer: bool = False) -> Self:
+        """Read a tokenizer.model of Llama: SentencePiece's BPE, or tiktoken's ranks (Llama 3).
+
+        `newer` takes the names of special tokens from Llama 3.1, else from 3.
+        Raises CheckpointError naming the file and what is wrong in it.
+        """
+        return cls(meta.read(Path(path), newer=newer))
 
     @property
     def chat_template(self) -> str | None:

@@ -77,7 +77,7 @@ def _refused(path: Path, decoder: Decoder, full: bool) -> str:
     """The error of an export, perhaps with a disk that is full after some of its tensors."""
     writing = _nearly_full if full else write_atomically
     with (
-        mock.patch("armillary.checkpoints.safetensors.write_atomically", writing),
+        mock.patch("armillary.files.write_atomically", writing),
         pytest.raises(UserError) as error,
     ):
         export_huggingface(path, decoder)

@@ -1,0 +1,1 @@
+"""A checkpoint in another format, with a proof: streamed, resumable, read back and compared."""
