@@ -1,0 +1,3 @@
+"""`armillary diff`: the first step at which two models part."""
+
+def diff() -> None: ...
