@@ -144,9 +144,7 @@ def _try_text(checkpoint: Checkpoint, texts: Sequence[str], report: Report, tell
     _add_distances(checkpoint, report, distances)
 
 
-def _add_search(
-    checkpoint: Checkpoint, report: Report, text: ProbeText, result: Search
-) -> None:
+def _add_search(checkpoint: Checkpoint, report: Report, text: ProbeText, result: Search) -> None:
     chance = math.log(checkpoint.config.vocab_size)
     helped = result.cured <= _OF_CHANCE * chance
     cures = result.cures if helped else []
@@ -174,9 +172,7 @@ def _add_search(
 
 def _add_cure(checkpoint: Checkpoint, report: Report, cure: Cure) -> None:
     hypothesis = cure.hypothesis
-    evidence = (
-        f"the text costs {cure.before:.2f} nats a token, {cure.after:.2f} with that changed"
-    )
+    evidence = f"the text costs {cure.before:.2f} nats a token, {cure.after:.2f} with that changed"
     if hypothesis.code == "tied-head":
         for place, finding in enumerate(report.findings):
             if finding.code == "untied-head":

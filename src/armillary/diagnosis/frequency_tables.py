@@ -94,7 +94,7 @@ def _judged(table: Table, config: DecoderConfig, count: int) -> Iterator[Finding
     error = _angle_error(table, rotary, config.max_positions, _NARROW[narrow][1])
     if error < _RADIANS:
         return
-    alike = f" (and {count - 1} more tables)" if count > 1 else ""
+    alike = f", with {count - 1} more," if count > 1 else ""
     yield Finding(
         code="frequency-table",
         fault=f"{table.name}{alike} is a frequency table in {narrow}",
@@ -115,7 +115,10 @@ def _narrow_type(table: Table) -> str | None:
         return None
     bits = numbers.view(np.uint32)
     for name, (missing, _) in _NARROW.items():
-        if not (bits & ((1 << missing) - 1)).any() and not np.equal(numbers, np.rint(numbers)).all():
+        if (
+            not (bits & ((1 << missing) - 1)).any()
+            and not np.equal(numbers, np.rint(numbers)).all()
+        ):
             return name
     return None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from armillary.config import AttentionConfig, DecoderConfig, LayerConfig, RotaryConfig
 from armillary.diagnosis.patient import Patient
@@ -149,7 +150,7 @@ def layouts(patient: Patient, layers: tuple[int, ...], where: str = "") -> Itera
                 remedy=f"convert again, with the rows of {named} brought to the other order "
                 f"({attention.n_heads} heads in Q, {attention.n_kv_heads} in K)",
                 change=_rows_change(parts, to, layers),
-                patch={"rotary.layout": _STORED[to].replace("-", "_")} if len(parts) > 1 else {},
+                patch={"rotary.layout": stored.replace("-", "_")} if len(parts) > 1 else {},
                 structural=parts == "qk",
                 layers=layers if where else (),
             )
@@ -367,7 +368,7 @@ def _norm_orders(patient: Patient) -> Iterator[Hypothesis]:
             patch={"residual": "parallel"},
             exclusive="norm-order",
         )
-        yield exchange(patient, "norm1", "norm2", tuple(numbers))
+        yield exchange("norm1", "norm2", tuple(numbers))
     if layer.norm_placement == "post":
         yield Hypothesis(
             code="norm-order",
@@ -427,9 +428,7 @@ def _heads_of_the_model(patient: Patient) -> Iterator[Hypothesis]:
         )
 
 
-def exchange(
-    patient: Patient, one: str, other: str, layers: tuple[int, ...], where: str = ""
-) -> Hypothesis:
+def exchange(one: str, other: str, layers: tuple[int, ...], where: str = "") -> Hypothesis:
     """Two tensors of a layer that have changed places, in some layers."""
     named = {
         "attention.q": "Q",
@@ -454,7 +453,7 @@ def exchange(
 
 
 def _exchanged(patient: Patient, one: str, other: str, layers: Iterable[int]) -> Patient:
-    changed = {}
+    changed: dict[str, Tensor] = {}
     for number in layers:
         for kind in ("weight", "bias"):
             a, b = (f"layers.{number}.{name}.{kind}" for name in (one, other))
@@ -508,7 +507,7 @@ def _exchanges(patient: Patient) -> Iterator[Hypothesis]:
         shape = _shape(patient, 0, one)
         # Exchanged norms are among the orders of norms.
         if one != "norm1" and shape is not None and shape == _shape(patient, 0, other):
-            yield exchange(patient, one, other, layers)
+            yield exchange(one, other, layers)
     for name in MATRICES:
         shape = _shape(patient, 0, name)
         if shape is not None and len(shape) == 2 and shape[0] == shape[1]:
@@ -598,7 +597,7 @@ def layer_hypotheses(patient: Patient, number: int) -> Iterator[Hypothesis]:
     for one, other in PAIRS:
         shape = _shape(patient, number, one)
         if shape is not None and shape == _shape(patient, number, other):
-            yield exchange(patient, one, other, only, where)
+            yield exchange(one, other, only, where)
     for name in MATRICES:
         shape = _shape(patient, number, name)
         if shape is not None and len(shape) == 2 and shape[0] == shape[1]:

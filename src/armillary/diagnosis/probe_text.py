@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.diagnosis.prose import PROSE
 from armillary.errors import UserError
 from armillary.tokenizer import Tokenizer
 
 _MODULES = ("textwrap", "bisect", "heapq", "shlex", "statistics")
-SHORT, LONG, FAR = 96, 256, 384
+BRIEF, SHORT, LONG, FAR = 48, 96, 256, 192
 _SHORT_ROWS, _LONG_ROWS, _FAR_ROWS = 2, 4, 2
 _LEAST = 24
 """Tokens of a row below which nothing can be told."""
@@ -21,12 +22,14 @@ _LEAST = 24
 
 @dataclass(frozen=True)
 class ProbeText:
-    """Rows of tokens without what begins a text: short (R, t) and long (R', T) ones.
+    """Rows of tokens without what begins a text: a brief one (1, t),
+    short (R, T) and long (R', T') ones.
 
     `far` has the rows of which a part is put far from the rest. `prefix` is what the tokenizer
     puts before a text by its own rule. `bytes_per_token` of all of the text.
     """
 
+    brief: Tensor
     short: Tensor
     long: Tensor
     far: Tensor
@@ -74,6 +77,7 @@ def probe_text(tokenizer: Tokenizer, texts: Sequence[str], window: int) -> Probe
             f"the text comes to {max(map(len, encoded))} tokens; give at least {_LEAST}"
         )
     return ProbeText(
+        brief=short[:1, :BRIEF],
         short=short,
         long=rows(LONG, _LONG_ROWS),
         far=rows(FAR, _FAR_ROWS),
@@ -100,3 +104,16 @@ def with_prefix(rows: Tensor, prefix: Sequence[int]) -> Tensor:
     """Rows (R, T) with the same tokens before each, (R, P + T)."""
     before = torch.tensor(prefix, dtype=rows.dtype).expand(rows.shape[0], len(prefix))
     return torch.cat([before, rows], dim=1)
+
+
+def first_tokens(checkpoint: Checkpoint, text: str, count: int) -> list[int]:
+    """The first tokens of a text, with what begins one.
+
+    Raises UserError where there is no tokenizer, and for a text without tokens.
+    """
+    if checkpoint.tokenizer is None:
+        raise UserError(f"{checkpoint.source}: has no tokenizer; put tokenizer.json beside it")
+    ids = checkpoint.tokenizer.encode(text)[: min(count, checkpoint.config.max_positions)]
+    if not ids:
+        raise UserError("the text has no tokens; give some")
+    return ids

@@ -5,7 +5,7 @@ stand out. Of a healthy model none helps: conventions that were trained with are
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -30,6 +30,8 @@ LEAST_GAIN = 0.02
 LEAST_Z = 4.0
 """Standard errors above nothing: of a hundred changes tried, none gets there by chance."""
 _PROMISING = (0.005, 1.0)
+_HOPELESS = -0.25
+"""Nats a token on the first few tokens: so much worse, a change is tried no further."""
 _KEPT = 6
 _MOST_CURES = 3
 _SUSPECTS = 4
@@ -126,6 +128,7 @@ class _State:
     def _begin(self) -> None:
         self.long = Trials(self.patient, self.text.long, self.prefix)
         self.short = Trials(self.patient, self.text.short, self.prefix)
+        self.brief = Trials(self.patient, self.text.brief, self.prefix)
 
     def long_loss(self) -> float:
         return float(self.long.before.mean())
@@ -143,7 +146,9 @@ class _State:
         if beginning is not None and (not found or beginning.gain > found[0].gain):
             self._take_beginning(beginning)
             return True
-        if not found or found[0].gain < _WORTH_MORE:
+        # Once something was found and the text reads well, a second fault is one of conventions.
+        wanted = self.implausible if self.cures else True
+        if wanted and (not found or found[0].gain < _WORTH_MORE):
             local = self._local()
             if local and (not found or sum(c.gain for c in local) > sum(c.gain for c in found)):
                 found = local
@@ -168,11 +173,13 @@ class _State:
         for number, hypotheses in enumerate(sets):
             self.tell(f"trying {what}", number, len(sets))
             changed = applied(self.patient, hypotheses)
-            after = None if changed is None else _losses_or_none(self.short, changed)
-            if after is None:
+            briefly = None if changed is None else _losses_or_none(self.brief, changed)
+            if changed is None or briefly is None:
                 continue
             self.tried += 1
-            gain, z = self.short.gain(after)
+            if self.brief.gain(briefly)[0] < _HOPELESS:
+                continue
+            gain, z = self.short.gain(self.short.of(changed))
             if gain > _PROMISING[0] and z > _PROMISING[1]:
                 promising.append((gain, number, hypotheses))
         return self._confirmed(promising, what)
@@ -236,30 +243,36 @@ class _State:
 
     def _local(self) -> list[Cure]:
         """What is wrong in single layers, looked for where a layer is of no use."""
-        course = Course(self.patient.decoder(), with_prefix(self.text.short, self.prefix))
+        course = Course(self.patient.decoder(), with_prefix(self.text.brief, self.prefix))
         suspects = self._suspects(course)
         candidates = [h for number in suspects for h in layer_hypotheses(self.patient, number)]
-        near = {tuple(sorted((number, number + 1))) for number in suspects}
-        near |= {tuple(sorted((number - 1, number))) for number in suspects}
-        near |= set(combinations(sorted(suspects), 2))
-        for one, other in sorted(near):
-            if 0 <= one and other < self.patient.config.n_layers:
-                swapped = exchanged_layers(self.patient, one, other)
-                candidates += [] if swapped is None else [swapped]
-        promising: list[tuple[float, int, tuple[Hypothesis, ...]]] = []
+        candidates += self._exchanges_of_layers(suspects)
+        hopeful = []
         for number, hypothesis in enumerate(candidates):
             self.tell("trying single layers", number, len(candidates))
             changed = applied(self.patient, [hypothesis])
             if changed is None:
                 continue
+            self.tried += 1
             decoder = changed.decoder()
             modules = {layer: decoder.layers[layer] for layer in hypothesis.layers}
             after = _numbers(course.losses_with(modules)[:, len(self.prefix) :])
-            self.tried += 1
-            gain, z = self.short.gain(after)
-            if gain > _PROMISING[0] and z > _PROMISING[1]:
-                promising.append((gain, number, (hypothesis,)))
-        return self._confirmed(promising, "single layers")
+            if self.brief.gain(after)[0] > 0:
+                hopeful.append((hypothesis,))
+        self.tried -= len(hopeful)
+        return self._best(hopeful, "the likeliest of these")
+
+    def _exchanges_of_layers(self, suspects: Sequence[int]) -> list[Hypothesis]:
+        """Suspects that may have changed places with each other or with a neighbour."""
+        pairs = {tuple(sorted((one, one + step))) for one in suspects for step in (-1, 1)}
+        pairs |= set(combinations(sorted(suspects), 2))
+        within = [pair for pair in sorted(pairs) if pair[0] >= 0 and pair[1] < self._layers]
+        found = [exchanged_layers(self.patient, one, other) for one, other in within]
+        return [hypothesis for hypothesis in found if hypothesis is not None]
+
+    @property
+    def _layers(self) -> int:
+        return self.patient.config.n_layers
 
     def _suspects(self, course: Course) -> list[int]:
         """Layers whose attention or feed-forward could best be done without."""
@@ -269,7 +282,7 @@ class _State:
             self.tell("doing without each layer", number, len(layers))
             for without in (_Without(layer, "attention"), _Without(layer, "feedforward")):
                 after = _numbers(course.losses_with({number: without})[:, len(self.prefix) :])
-                harm.append((-self.short.gain(after)[0], number))
+                harm.append((-self.brief.gain(after)[0], number))
         return list(dict.fromkeys(number for _, number in sorted(harm)))[:_SUSPECTS]
 
 
@@ -300,8 +313,3 @@ def _losses_or_none(trials: Trials, changed: Patient) -> Tensor | None:
         return trials.of(changed)
     except (KeyError, ValueError):
         return None
-
-
-def names(hypotheses: Iterable[Hypothesis]) -> str:
-    """What they would undo, in a line."""
-    return "; ".join(hypothesis.fault for hypothesis in hypotheses)

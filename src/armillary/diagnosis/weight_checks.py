@@ -31,9 +31,7 @@ def check_weights(tensors: Mapping[str, StoredTensor]) -> tuple[list[Check], lis
     facts = {name: _facts(tensor) for name, tensor in tensors.items()}
     odd = [name for name, fact in facts.items() if not fact.finite]
     sound = {name: fact for name, fact in facts.items() if fact.finite}
-    unset = [
-        name for name, fact in sound.items() if max(abs(fact.least), abs(fact.most)) > _ABSURD
-    ]
+    unset = [name for name, fact in sound.items() if max(abs(fact.least), abs(fact.most)) > _ABSURD]
     dead = [
         name
         for name, fact in sound.items()
