@@ -22,11 +22,11 @@ _LEAST = 24
 
 @dataclass(frozen=True)
 class ProbeText:
-    """Rows of tokens without what begins a text: a brief one (1, t),
-    short (R, T) and long (R', T') ones.
+    """Rows of tokens, without what begins a text.
 
-    `far` has the rows of which a part is put far from the rest. `prefix` is what the tokenizer
-    puts before a text by its own rule. `bytes_per_token` of all of the text.
+    Shapes: brief (1, t), short (R, T), long (R', T'). `far` has the rows of which a part is put
+    far from the rest. `prefix` is what the tokenizer puts before a text by its own rule.
+    `bytes_per_token` is of all of the text.
     """
 
     brief: Tensor
