@@ -77,7 +77,8 @@ def far_apart(patient: Patient, text: ProbeText, tell: Tell) -> Distances | None
             continue
         if float(_at(changed, rows, places[0]).mean()) - nearby > _COST_NEARBY:
             continue
-        if best is None or gain > best.gain:
+        # Of rules that are about as good, the one that comes first.
+        if best is None or gain > best.gain + _COST_NEARBY:
             best = Cure(hypothesis, float(before.mean()), float(after.mean()), z)
     return Distances(measured, best)
 

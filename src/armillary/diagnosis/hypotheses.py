@@ -20,8 +20,9 @@ from armillary.rope_scaling import AnyRopeScaling, Llama3, PositionInterpolation
 
 Change = Callable[[Patient], Patient]
 
-BASES = (1e4, 2.5e4, 5e4, 1e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 1e7)
-EPSILONS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
+BASES = (1e4, 1e5, 5e5, 1e6, 2.5e4, 5e4, 2.5e5, 2e6, 5e6, 1e7)
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-4, 1e-3)
+"""The commonest first."""
 FACTORS = (2.0, 4.0, 8.0)
 _LLAMA3_WINDOW = 8192
 
@@ -247,11 +248,18 @@ def rules(window: int) -> Iterator[tuple[str, AnyRopeScaling]]:
             f"yarn by {factor:g} from {original:,} positions",
             YaRN(factor=factor, original_window=original),
         )
-    for factor in (8.0, 32.0):
+    for factor in FACTORS:
+        original = max(1, round(window / factor))
         yield (
-            f"llama3 scaling by {factor:g}",
-            Llama3(factor=factor, original_window=_LLAMA3_WINDOW),
+            f"llama3 scaling by {factor:g} from {original:,} positions",
+            Llama3(factor=factor, original_window=original),
         )
+    for factor in (8.0, 32.0):
+        if window != factor * _LLAMA3_WINDOW:
+            yield (
+                f"llama3 scaling by {factor:g} from {_LLAMA3_WINDOW:,} positions",
+                Llama3(factor=factor, original_window=_LLAMA3_WINDOW),
+            )
 
 
 def _scalings(patient: Patient) -> Iterator[Hypothesis]:

@@ -14,8 +14,8 @@ from armillary.errors import UserError
 from armillary.tokenizer import Tokenizer
 
 _MODULES = ("textwrap", "bisect", "heapq", "shlex", "statistics")
-BRIEF, SHORT, LONG, FAR = 48, 96, 256, 192
-_SHORT_ROWS, _LONG_ROWS, _FAR_ROWS = 2, 4, 2
+BRIEF, SHORT, LONG, FAR = 48, 96, 192, 192
+_SHORT_ROWS, _LONG_ROWS, _FAR_ROWS = 2, 3, 2
 _LEAST = 24
 """Tokens of a row below which nothing can be told."""
 
