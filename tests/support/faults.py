@@ -275,8 +275,8 @@ def narrow_divisors(checkpoint: Checkpoint, folder: Path) -> Path:
     return as_gguf(replace(checkpoint, config=config), folder)
 
 
-def wrong_head_count(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Twice as many heads of half the width: no shape changes."""
+def wrong_head_count(checkpoint: Checkpoint, folder: Path, write: Plant = as_huggingface) -> Path:
+    """Twice as many heads of half the width: no shape changes, and rows stay where they are."""
     attention = checkpoint.config.layers[0].attention
     width = attention.d_head // 2
     config = with_attention(
@@ -286,7 +286,11 @@ def wrong_head_count(checkpoint: Checkpoint, folder: Path) -> Path:
         d_head=width,
         rotary=attention.rotary.model_copy(update={"d_rotary": width}),
     )
-    return as_huggingface(replace(checkpoint, config=config), folder)
+    if write is as_gguf:
+        # Its writer brings rows to the file's order by the head counts; these were right then.
+        checkpoint = reordered(checkpoint, interleaved_from_half_split)
+        checkpoint = reordered(replace(checkpoint, config=config), half_split_from_interleaved)
+    return write(replace(checkpoint, config=config), folder)
 
 
 def missing_bos(checkpoint: Checkpoint, folder: Path) -> Path:
