@@ -24,9 +24,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(scope="session")
 def kernels():
     """The engine's kernels, compiled before a test looks at all that is said."""
+    from armillary.engine.kernels import all_kernels
     from armillary.engine.library import library
+    from armillary.engine.machine import host
 
-    library()
+    for each in all_kernels(host()):
+        library().kernel(each.name)
 
 
 def pytest_collection_modifyitems(items):

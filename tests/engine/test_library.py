@@ -1,79 +1,118 @@
 """Compiled kernels are kept, checked when they are read, and made anew where they are not whole."""
 
 import hashlib
+import os
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from armillary.checkpoints.locate import cache_directory
 from armillary.engine import library as module
-from armillary.engine.library import library
+from armillary.engine.kernel import Kernel
+from armillary.engine.library import Library, library
 from armillary.engine.machine import host
 
-
-class Compiler:
-    """Stands for the compiler: gives what the real one gave before, and counts."""
-
-    def __init__(self, made: bytes) -> None:
-        self.made, self.count = made, 0
-
-    def __call__(self, machine: object) -> bytes:
-        assert machine == host()
-        self.count += 1
-        return self.made
+DAY = 24 * 60 * 60
+TOLD = "compiling the kernels for this machine, once; this takes some seconds"
 
 
 @pytest.fixture(scope="module")
-def real() -> bytes:
-    """What the compiler gave, from where it is kept."""
-    library()
-    kept = module._read(kept_file(cache_directory()))
-    return module._compiled(host()) if kept is None else kept
+def real() -> dict[str, bytes]:
+    """What the compiler gives for two kernels."""
+    kernels = Library(host())._kernels
+    return {name: module._compiled(kernels[name], host()) for name in ("pick", "scale")}
 
 
-def kept_file(cache: Path) -> Path:
-    return cache / "kernels" / f"{module._key(host())}.o"
+class Compiler:
+    """Stands for the compiler: gives what the real one gave before, and notes for what."""
+
+    def __init__(self, real: dict[str, bytes]) -> None:
+        self.real, self.asked = real, list[str]()
+
+    def __call__(self, kernel: Kernel, machine: object) -> bytes:
+        assert machine == host()
+        self.asked.append(kernel.name)
+        return self.real[kernel.name]
 
 
 @pytest.fixture
-def compiler(real: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+def compiler(real: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     """A machine on which nothing has been compiled yet."""
     monkeypatch.setenv("ARMILLARY_CACHE", str(tmp_path))
     compiler = Compiler(real)
     monkeypatch.setattr(module, "_compiled", compiler)
-    monkeypatch.setattr(module, "_library", None)
     return compiler
 
 
-def in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def folder(cache: Path) -> Path:
+    return cache / "kernels" / module._key(host())
+
+
+def told_in_a_new_process(*names: str) -> list[str]:
     """Load as if for the first time; what was told."""
-    monkeypatch.setattr(module, "_library", None)
     told: list[str] = []
-    assert library(told.append).address("run")
+    fresh = Library(host(), told.append)
+    for name in names:
+        assert fresh.kernel(name).address
     return told
 
 
-def test_kernels_are_compiled_once_with_a_notice(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = ["compiling the kernels for this machine, once; this takes some seconds"]
-    assert in_a_new_process(monkeypatch) == told
-    assert kept_file(tmp_path).is_file()
+def test_a_kernel_is_compiled_once_with_a_notice(compiler: Compiler, tmp_path: Path) -> None:
+    assert told_in_a_new_process("scale") == [TOLD]
+    assert (folder(tmp_path) / "scale.o").is_file()
     for _ in range(2):
-        assert in_a_new_process(monkeypatch) == []
-    assert compiler.count == 1
+        assert told_in_a_new_process("scale") == []
+    assert compiler.asked == ["scale"]
+
+
+def test_only_what_is_asked_for_is_compiled(compiler: Compiler, tmp_path: Path) -> None:
+    assert told_in_a_new_process() == []
+    told_in_a_new_process("scale")
+    assert [path.name for path in folder(tmp_path).iterdir()] == ["scale.o"]
+    assert told_in_a_new_process("scale", "pick") == [TOLD]
+    assert compiler.asked == ["scale", "pick"]
+
+
+def test_a_run_is_told_once_and_again_where_it_takes_long(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert told_in_a_new_process("scale", "pick") == [TOLD]
+    for path in folder(module.cache_directory()).iterdir():
+        path.unlink()
+    clock = iter((100.0, 111.0))
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    later = "still compiling kernels for this machine; 1 done"
+    assert told_in_a_new_process("scale", "pick") == [TOLD, later]
+
+
+def test_what_is_loaded_stays(compiler: Compiler) -> None:
+    kept = Library(host())
+    assert kept.kernel("scale") is kept.kernel("scale")
+    assert list(kept.kernel("scale").arguments) == [
+        "x", "stride", "heads", "d_head", "factor", "rows"
+    ]  # fmt: skip
     assert library() is library()
 
 
-def test_a_file_that_is_not_whole_is_made_anew(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_who_loads_last_hears_of_compiling(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Kernels for long prompts are compiled when one comes, long after loading."""
+    monkeypatch.setattr(module, "_library", None)
+    told: list[str] = []
+    library(told.append)
+    library().kernel("scale")
+    assert told == [TOLD]
+
+
+def test_a_file_that_is_not_whole_is_made_anew(compiler: Compiler, tmp_path: Path) -> None:
     """Cut anywhere, or with a bit changed in its digest, head or code: it is never run."""
-    in_a_new_process(monkeypatch)
-    path = kept_file(tmp_path)
+    told_in_a_new_process("scale")
+    path = folder(tmp_path) / "scale.o"
     whole = path.read_bytes()
     changed = [whole[:end] for end in (0, 1, 31, 32, 33, len(whole) // 2, len(whole) - 1)]
     for place in (0, 40, len(whole) // 2, len(whole) - 1):
@@ -83,34 +122,85 @@ def test_a_file_that_is_not_whole_is_made_anew(
     changed.append(whole + b"\0")
     for number, content in enumerate(changed, start=2):
         path.write_bytes(content)
-        assert in_a_new_process(monkeypatch), len(content)
-        assert compiler.count == number
+        assert told_in_a_new_process("scale"), len(content)
+        assert len(compiler.asked) == number
         assert path.read_bytes() == whole
 
 
 def test_where_nothing_can_be_kept_they_are_compiled_each_time(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: Compiler, tmp_path: Path
 ) -> None:
     (tmp_path / "kernels").write_text("no folder")
     for number in (1, 2):
-        assert in_a_new_process(monkeypatch)
-        assert compiler.count == number
+        assert told_in_a_new_process("scale")
+        assert len(compiler.asked) == number
     assert (tmp_path / "kernels").read_text() == "no folder"
 
 
-def test_a_folder_in_the_files_place_is_no_obstacle(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept_file(tmp_path).mkdir(parents=True)
-    assert in_a_new_process(monkeypatch)
-    assert compiler.count == 1
+def test_a_folder_in_the_files_place_is_no_obstacle(compiler: Compiler, tmp_path: Path) -> None:
+    (folder(tmp_path) / "scale.o").mkdir(parents=True)
+    assert told_in_a_new_process("scale")
+    assert compiler.asked == ["scale"]
 
 
-def test_others_may_not_write_where_code_is_kept(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_a_new_process(monkeypatch)
-    assert kept_file(tmp_path).parent.stat().st_mode & 0o077 == 0
+def test_others_may_not_write_where_code_is_kept(compiler: Compiler, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        told_in_a_new_process("scale")
+    finally:
+        os.umask(before)
+    for path in (folder(tmp_path), folder(tmp_path).parent):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_threads_that_ask_at_once_share_one_kernel(compiler: Compiler) -> None:
+    shared, found = Library(host()), list[int]()
+    threads = [
+        threading.Thread(target=lambda: found.append(shared.kernel("scale").address))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert compiler.asked == ["scale"]
+
+
+def test_code_that_nobody_used_for_long_is_removed(compiler: Compiler, tmp_path: Path) -> None:
+    """Files of former versions, and folders of other keys: but none that was used of late."""
+    place = tmp_path / "kernels"
+    place.mkdir()
+    (place / "former.o").write_bytes(b"")
+    for name in ("unused", "used", "new"):
+        (place / name).mkdir()
+        (place / name / "scale.o").write_bytes(b"")
+    for name, days in (("former.o", 40), ("unused", 40), ("used", 20)):
+        long_ago = time.time() - days * DAY
+        os.utime(place / name, (long_ago, long_ago))
+    told_in_a_new_process("scale")
+    assert {path.name for path in place.iterdir()} == {"used", "new", folder(tmp_path).name}
+
+
+def test_loading_tells_that_a_folder_is_used(compiler: Compiler, tmp_path: Path) -> None:
+    told_in_a_new_process("scale")
+    os.utime(folder(tmp_path), (0, 0))
+    told_in_a_new_process("scale")
+    assert time.time() - folder(tmp_path).stat().st_mtime < DAY
+
+
+def test_processes_that_compile_at_once_disturb_no_other(tmp_path: Path) -> None:
+    program = (
+        "from armillary.engine.library import library\n"
+        "assert all(library().kernel(name).address for name in ('pick', 'add'))\n"
+    )
+    environment = {**os.environ, "ARMILLARY_CACHE": str(tmp_path)}
+    both = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
+    assert [each.wait() for each in both] == [0, 0]
+    kept = sorted(folder(tmp_path).iterdir())
+    assert [path.name for path in kept] == ["add.o", "pick.o"]
+    assert all(module._read(path) for path in kept)
 
 
 def test_another_machine_has_code_of_its_own() -> None:
@@ -151,11 +241,10 @@ def test_every_file_that_the_code_comes_from_is_part_of_its_name(
 
 def test_an_unknown_kernel_has_no_address() -> None:
     with pytest.raises(KeyError, match="no_such"):
-        library().address("no_such")
+        library().kernel("no_such")
 
 
 def test_kept_code_needs_neither_numba_nor_torch() -> None:
-    library()
     program = """
 import sys
 import numpy as np
@@ -175,15 +264,14 @@ decoder = EngineDecoder(config, tensors, threads=2)
 assert decoder.take([decoder.new_cache()], [[1, 2, 3]])[0].shape == (1, 61)
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"numba", "torch", "llvmlite"}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    for _ in range(2):  # the first may have to compile
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
     assert done.stdout.split() == ["llvmlite"]
 
 
-def test_what_is_kept_is_checked_by_its_digest(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_a_new_process(monkeypatch)
-    content = kept_file(tmp_path).read_bytes()
+def test_what_is_kept_is_checked_by_its_digest(compiler: Compiler, tmp_path: Path) -> None:
+    told_in_a_new_process("scale")
+    content = (folder(tmp_path) / "scale.o").read_bytes()
     assert content[:32] == hashlib.sha256(content[32:]).digest()

@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from armillary.engine.compiler import object_code
-from armillary.engine.formats import FORMATS
-from armillary.engine.kernels import activation, embedding, product, quantise
 from armillary.engine.library import Library, library
 from armillary.engine.machine import Machine, host
 from armillary.engine.program import Program
@@ -33,19 +30,9 @@ def machines() -> dict[str, Machine]:
 
 
 @cache
-def products(name: str) -> Library:
-    """The kernels that differ from machine to machine (exp too, by how LLVM orders its steps)."""
-    machine = machines()[name]
-    if name == "this machine":
-        return library()
-    kernels = [
-        *(product.product(form, machine) for form in FORMATS.values()),
-        *(embedding.embedding(form) for form in FORMATS.values()),
-        quantise.quantise(),
-        activation.activation("sigmoid"),
-    ]
-    code = object_code(kernels, machine)
-    return Library(code, {each.name: each.arguments for each in kernels}, machine)
+def library_for(name: str) -> Library:
+    """The kernels for one of `machines`."""
+    return library() if name == "this machine" else Library(machines()[name])
 
 
 def call(name: str, *, threads: int = 1, code: Library | None = None, **arguments: Any) -> None:

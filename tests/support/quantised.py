@@ -34,17 +34,17 @@ def numbers(name: str, rows: np.ndarray) -> np.ndarray:
 def summands(name: str, rows: np.ndarray) -> np.ndarray:
     """The sizes of what each weight is put together from, (N, K): how far rounding may be off.
 
-    A product with Q4_0 adds up d·q and −8·d apart, one with Q4_1 d·q and m.
+    A product with Q4_1 adds up d·q and m apart.
     """
     sizes = np.abs(numbers(name, rows))
-    if name in PLAIN or name == "Q8_0":
+    if name in PLAIN or name in {"Q8_0", "Q4_0"}:
         return sizes
     if name in AFFINE:
         d, m, q = _parts(name, rows)
         return (np.abs(q * d) + np.abs(m)).reshape(len(rows), -1) * 2
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][1]
     heads = rows.reshape(len(rows), -1, block)[:, :, :4].copy().view(np.float16).astype(float)
-    offset = np.abs(8 * heads[..., 0] if name == "Q4_0" else heads[..., 1])
+    offset = np.abs(heads[..., 1])
     return sizes + 2 * np.repeat(offset, GROUP, axis=1)
 
 
@@ -91,9 +91,8 @@ def rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def packed(x: np.ndarray) -> np.ndarray:
     """Activations as `formats/int8.py` lays them out: (R, bytes of a row)."""
     q, scales = rounded(x)
-    sums = q.reshape(len(x), -1, GROUP).sum(-1, dtype=np.int32)
-    with np.errstate(over="ignore"):
-        parts = (q, scales, scales * sums.astype(np.float32))
+    halves = q.reshape(len(x), -1, 2, GROUP // 2).sum(-1, dtype=np.int32)
+    parts = (q, scales, halves.sum(-1).astype(np.float32), halves[..., 0].astype(np.float32))
     return np.concatenate([part.view(np.uint8) for part in parts], axis=1)
 
 

@@ -5,11 +5,14 @@ so that the result is an object file that needs neither Numba nor Python, and ru
 loaded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core import compiler, types
+from numba.core import codegen, compiler, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
@@ -67,10 +70,10 @@ def _target(machine: Machine) -> llvm.TargetMachine:
 
 
 def _module(kernels: Sequence[Kernel], machine: Machine) -> llvm.ModuleRef:
-    whole = llvm.parse_assembly("")
     target = _target(machine)
+    whole = llvm.parse_assembly("")
     for each in kernels:
-        name, text = _compiled(each)
+        name, text = _lowered(each)
         module = llvm.parse_assembly(text)
         module.link_in(llvm.parse_assembly(str(_entry(each, name))))
         whole.link_in(module)
@@ -78,10 +81,65 @@ def _module(kernels: Sequence[Kernel], machine: Machine) -> llvm.ModuleRef:
         whole.link_in(llvm.parse_assembly(_HALF_TO_FLOAT))
     whole.triple = machine.triple
     whole.data_layout = str(target.target_data)
+    _optimise(whole, target)
     return whole
 
 
-def _compiled(each: Kernel) -> tuple[str, str]:
+def _optimise(module: llvm.ModuleRef, target: llvm.TargetMachine) -> None:
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    builder = llvm.create_pass_builder(target, options)
+    builder.getModulePassManager().run(module, builder)
+
+
+class _Lowered(codegen.JITCodeLibrary):  # type: ignore[misc]
+    """What Numba writes in LLVM's language, neither optimised nor made into code by it."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        return
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Nowhere."""
+        del name
+        return 0
+
+
+class _Lowering(codegen.JITCPUCodegen):  # type: ignore[misc]
+    """Stops Numba where LLVM would begin.
+
+    It would optimise and compile every function that a kernel calls, and then once more in the
+    kernel, and all for the processor at hand.
+    """
+
+    _library_class = _Lowered
+
+    def set_env(self, env_name: str, env: Any) -> None:
+        """Code that is nowhere needs none."""
+
+
+@contextmanager
+def _lowering() -> Iterator[None]:
+    context = cpu_target.target_context
+    usual = context._internal_codegen
+    context._internal_codegen = _lowering_codegen()
+    try:
+        yield
+    finally:
+        context._internal_codegen = usual
+
+
+@cache
+def _lowering_codegen() -> _Lowering:
+    return _Lowering("armillary")
+
+
+def _lowered(each: Kernel) -> tuple[str, str]:
     """The name and the LLVM text of a kernel in Numba's calling convention."""
     flags = compiler.Flags()
     flags.no_compile = True
@@ -91,20 +149,16 @@ def _compiled(each: Kernel) -> tuple[str, str]:
     flags.error_model = "numpy"
     flags.fastmath = not each.exact
     kinds = [types.float32 if kind == "number" else types.int64 for kind in each.arguments.values()]
-    result = compiler.compile_extra(
-        cpu_target.typing_context,
-        cpu_target.target_context,
-        each.function,
-        args=(types.int64, types.int64, *kinds),
-        return_type=types.void,
-        flags=flags,
-        locals={},
-    )
-    # Linked and optimised is all that is wanted: Numba would go on to code for the host, which has
-    # none for another machine's instructions. (It still does so with functions that a kernel calls
-    # and that are not emitted, so those of `schedule` are compiled for their own processors only.)
-    result.library._finalize_final_module = lambda: None
-    with global_compiler_lock:
+    with global_compiler_lock, _lowering():
+        result = compiler.compile_extra(
+            cpu_target.typing_context,
+            cpu_target.target_context,
+            each.function,
+            args=(types.int64, types.int64, *kinds),
+            return_type=types.void,
+            flags=flags,
+            locals={},
+        )
         result.library.finalize()
     return result.fndesc.mangled_name, result.library.get_llvm_str()
 

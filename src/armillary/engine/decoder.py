@@ -10,9 +10,10 @@ from armillary.checkpoints.parameters import check_filled, parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
+from armillary.engine.formats import ROWS
 from armillary.engine.kv_layout import Stored
 from armillary.engine.library import library
-from armillary.engine.plan import ROWS, Plan
+from armillary.engine.plan import Plan
 from armillary.engine.positions import Angles, position_rows
 from armillary.engine.prefill import PrefillPlan
 from armillary.engine.threads import physical_cores, team

@@ -23,6 +23,9 @@ FLOATS = 16
 
 FAST = ("fast",)
 
+_LINE = 64
+"""Bytes that come from memory at once."""
+
 Whole = int
 """A number that is known while compiling: `Emit` has a method by Python's name."""
 
@@ -94,11 +97,27 @@ class Emit:
         """Put a value at an address, of any alignment."""
         self.builder.store(value, self._pointer(value.type, address, offset)).align = 1
 
+    def prefetch(self, address: ir.Value, nbytes: Whole) -> None:
+        """Ask memory for bytes that will be read soon, whether or not they are there."""
+        place = ir.IntType(8).as_pointer()
+        hints = [ir.Constant(I32, each) for each in (0, 3, 1)]
+        for line in range(0, nbytes, _LINE):
+            pointer = self.builder.inttoptr(self.add(address, line), place)
+            self.call("llvm.prefetch.p0", ir.VoidType(), [pointer, *hints])
+
     def variable(self, initial: ir.Value) -> "Variable":
         """A value that changes from one round of a loop to the next."""
         from numba.core import cgutils
 
         return Variable(self, cgutils.alloca_once_value(self.builder, initial))
+
+    def scratch(self, nbytes: Whole) -> ir.Value:
+        """The address of memory that is the function's own."""
+        from numba.core import cgutils
+
+        place = cgutils.alloca_once(self.builder, ir.ArrayType(I8, nbytes))
+        place.align = 64
+        return self.builder.ptrtoint(place, I64)
 
     def _pointer(self, kind: ir.Type, address: ir.Value, offset: Whole) -> ir.Value:
         return self.builder.inttoptr(self.add(address, offset), kind.as_pointer())

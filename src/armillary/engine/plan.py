@@ -24,15 +24,12 @@ from armillary.config import (
     NormConfig,
     RotaryConfig,
 )
-from armillary.engine.formats import int8
+from armillary.engine.formats import ROWS, int8
 from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.program import Program, aligned
 from armillary.engine.threads import Team
 from armillary.engine.weights import Matrix, Weights
-
-ROWS = 16
-"""Rows of a pass at most."""
 
 _LINE = 64
 

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.config import AttentionConfig, DecoderConfig
+from armillary.engine.formats import ROWS
 from armillary.engine.kv_layout import Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.machine import host
-from armillary.engine.plan import ROWS, Buffer, Plan
+from armillary.engine.plan import Buffer, Plan
 from armillary.engine.program import aligned
 from armillary.engine.threads import Team
 from armillary.engine.tiling import attention_bytes, multiplied_as, panel_bytes

@@ -45,14 +45,15 @@ class Program:
         Arrays stand for their addresses, None for 0. Raises KeyError for an unknown kernel and
         TypeError for arguments that are not the kernel's.
         """
-        kinds = self._code.arguments[name]
+        kernel = self._code.kernel(name)
+        kinds = kernel.arguments
         if arguments.keys() != kinds.keys():
             odd = sorted(arguments.keys() ^ kinds.keys())
             raise TypeError(f"{name}: {', '.join(odd)} missing or not known")
         words = [self._word(each, kind, arguments[each]) for each, kind in kinds.items()]
         memory = np.array(words, dtype=np.int64)
         self._kept.append(memory)
-        self._steps.append((self._code.address(name), int(memory.ctypes.data), int(wait)))
+        self._steps.append((kernel.address, int(memory.ctypes.data), int(wait)))
 
     def _word(self, name: str, kind: Kind, value: Any) -> int:
         if kind in {"address", "live"}:

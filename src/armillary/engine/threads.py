@@ -39,7 +39,7 @@ class Team:
         self.threads = threads
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         self._run, self._serve, self._launch = (
-            kind(code.address(name)) for name in ("run", "serve", "launch")
+            kind(code.kernel(name).address) for name in ("run", "serve", "launch")
         )
         self._begin()
 

@@ -9,7 +9,7 @@ from scipy.special import erfc, expit
 
 from armillary.engine.kernels.elementary import ACTIVATIONS
 from armillary.engine.library import Library
-from support.kernels import call, count, drawn, machines, products, spaced
+from support.kernels import call, count, drawn, library_for, machines, spaced
 
 EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x * expit(x),
@@ -68,7 +68,7 @@ def test_numbers_of_any_size(name: str) -> None:
 def test_what_goes_to_zero_does_so_relatively_right(machine: str) -> None:
     """As far as exp goes, on any machine: it would not if its remainder were taken in one step."""
     x = np.linspace(-86, 0, 100_001).astype(np.float32)[None]
-    result = activate("sigmoid", x, None, code=products(machine))
+    result = activate("sigmoid", x, None, code=library_for(machine))
     np.testing.assert_allclose(result, expit(x.astype(np.float64)), rtol=3e-7)
 
 

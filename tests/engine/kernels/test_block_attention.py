@@ -1,34 +1,20 @@
 """Attention of many queries over the cache, against the specification row by row."""
 
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import pytest
 
 from armillary import reference
-from armillary.engine.compiler import object_code
-from armillary.engine.kernels import block_attention
 from armillary.engine.kv_layout import CHUNK, Stored, value_width
-from armillary.engine.library import Library, library
 from armillary.engine.tiling import attention_bytes
 from support.cached_text import Text, kept, text
-from support.kernels import EPSILON, call, count, drawn, machines, spaced
+from support.kernels import EPSILON, call, count, drawn, library_for, machines, spaced
 
 HERE = "this machine"
 BOTH = pytest.mark.parametrize("stored", ["F32", "BF16"])
 SIZES = {1: (3, 10), 2: (2, 64), 3: (2, 10), 5: (2, 16), 7: (1, 80), 71: (1, 8)}
 """Key/value heads and d_head for each count of queries that share a head."""
-
-
-@cache
-def code(machine: str) -> Library:
-    """The kernel for one of `machines`."""
-    if machine == HERE:
-        return library()
-    there = machines()[machine]
-    kernels = [block_attention.block_attention("BF16", there)]
-    return Library(object_code(kernels, there), {kernels[0].name: kernels[0].arguments}, there)
 
 
 def attend(
@@ -49,7 +35,7 @@ def attend(
     scratch_bytes = attention_bytes(d, value_width(d))
     call(
         f"block_attention_{texts[0].stored}",
-        code=code(machine),
+        code=library_for(machine),
         threads=threads,
         q=wide,
         q_stride=wide.strides[0],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from support.kernels import call, count, drawn, machines, products, spaced
+from support.kernels import call, count, drawn, library_for, machines, spaced
 from support.quantised import PLAIN, QUANTISED, numbers, stored
 
 CHOSEN = np.array([4, 0, 4, 60, 17], dtype=np.int64)
@@ -20,7 +20,7 @@ def test_rows_are_the_tables(name: str, threads: int, machine: str) -> None:
             out = spaced(np.full((len(CHOSEN), k), np.nan, np.float32))
             call(
                 f"embedding_{name}",
-                code=products(machine),
+                code=library_for(machine),
                 threads=threads,
                 table=rows,
                 row_bytes=rows.shape[1],

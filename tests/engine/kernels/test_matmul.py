@@ -1,18 +1,15 @@
 """Products of many rows with weights of every format, on every kind of machine that this can be."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 
 from armillary.checkpoints.tensors import encode
-from armillary.engine.compiler import assembly, object_code
+from armillary.engine.compiler import assembly
 from armillary.engine.formats import FORMATS
 from armillary.engine.kernels import matmul
-from armillary.engine.library import Library, library
 from armillary.engine.program import aligned
 from armillary.engine.tiling import LANES, MOST_ROWS, multiplied_as, panel_bytes, row_stride
-from support.kernels import call, count, drawn, machines
+from support.kernels import call, count, drawn, library_for, machines
 from support.quantised import PLAIN, QUANTISED, numbers, stored
 
 HERE = "this machine"
@@ -24,17 +21,6 @@ SIZES = ((1, 24), (13, 61), (40, 100), (8, 16))
 def widths(name: str) -> tuple[int, ...]:
     """K that are no whole vectors where the format allows, and more than are laid out together."""
     return (32, 288) if name in QUANTISED else (1, 10, 33, 300)
-
-
-@cache
-def products(machine: str) -> Library:
-    """The kernels for one of `machines`; for others than this one, of a few formats."""
-    if machine == HERE:
-        return library()
-    there = machines()[machine]
-    kernels = [*(matmul.matmul(FORMATS[name], there) for name in ELSEWHERE), matmul.narrow(there)]
-    code = object_code(kernels, there)
-    return Library(code, {each.name: each.arguments for each in kernels}, there)
 
 
 def rows_of(x: np.ndarray, stride: int, lines: int) -> np.ndarray:
@@ -53,7 +39,7 @@ def narrowed(machine: str, x: np.ndarray) -> np.ndarray:
     out = rows_of(np.zeros((0, k), np.uint16), stride, -(-len(x) // MOST_ROWS) * MOST_ROWS)
     call(
         "narrow",
-        code=products(machine),
+        code=library_for(machine),
         threads=3,
         x=x,
         x_stride=x.strides[0],
@@ -89,7 +75,7 @@ def multiply(
     scratch = np.full(threads * panel_bytes(k), 0xFF, np.uint8)
     call(
         f"matmul_{name}",
-        code=products(machine),
+        code=library_for(machine),
         threads=threads,
         weights=weights,
         row_bytes=weights.shape[1],

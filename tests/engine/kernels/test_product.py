@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.kernels import EPSILON, call, count, drawn, machines, products, spaced
+from support.kernels import EPSILON, call, count, drawn, library_for, machines, spaced
 from support.quantised import PLAIN, QUANTISED, meant, numbers, packed, stored, summands
 
 MACHINES = pytest.mark.parametrize("machine", machines())
@@ -37,7 +37,7 @@ def multiply(
     copies = np.ascontiguousarray(np.broadcast_to(x, (threads, *x.shape))) if private else x
     call(
         f"product_{name}",
-        code=products(machine),
+        code=library_for(machine),
         threads=threads,
         weights=rows,
         row_bytes=rows.shape[1],
@@ -76,7 +76,7 @@ def check(machine: str, name: str, rows: np.ndarray, x: np.ndarray, **more: Any)
 @MACHINES
 @FORMATS
 def test_any_count_of_rows(machine: str, name: str) -> None:
-    """They are taken eight, four, two and one at a time."""
+    """Some formats take eight, four, two and one at a time; one alone goes another way."""
     for k in widths(name):
         rows = stored(name, drawn(37, k))
         for count_of_rows in range(1, 17):

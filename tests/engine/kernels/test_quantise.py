@@ -11,7 +11,7 @@ def quantised(x: np.ndarray, *, private: bool, threads: int) -> np.ndarray:
     """Rows by the kernel: (threads or 1, R, bytes of a row)."""
     copies, k = (threads if private else 1), x.shape[1]
     xs = np.ascontiguousarray(np.broadcast_to(x, (copies, *x.shape)))
-    stride = k + k // 32 * 8 + 5
+    stride = k + k // 32 * 12 + 5
     out = np.full((copies, len(x), stride), 0xEE, np.uint8)
     call(
         "quantise",

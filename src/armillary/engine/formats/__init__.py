@@ -1,7 +1,7 @@
 """The number formats that weights are read in, as they lie in a file: one file for each kind."""
 
 from armillary.engine.formats.affine import A4, A8
-from armillary.engine.formats.format import Format
+from armillary.engine.formats.format import ROWS, Format
 from armillary.engine.formats.plain import BF16, F16, F32
 from armillary.engine.formats.q4_0 import Q4_0
 from armillary.engine.formats.q4_1 import Q4_1
@@ -12,4 +12,4 @@ FORMATS: dict[str, Format] = {
 }
 """By GGML's names, where GGML has them."""
 
-__all__ = ["FORMATS", "Format"]
+__all__ = ["FORMATS", "ROWS", "Format"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
 from armillary.engine.formats.blocks import Blocks, Meet, Nibbles
-from armillary.engine.formats.int8 import LANES, Rows, SignedBytes, Totals, small_dot
+from armillary.engine.formats.int8 import Group, Weights, in_lanes, numbers
 from armillary.engine.machine import Machine
 
 _HALF = 16
@@ -36,14 +36,9 @@ class A4(Nibbles):
         out[:, 8:] = q[:, :_HALF] | q[:, _HALF:] << 4
         return out
 
-    def scale(self, e: Emit, block: ir.Value, lanes: int) -> ir.Value:
+    def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:
         """See Nibbles."""
-        return e.splat(e.load(F32, block), lanes)
-
-    def offset(self, e: Emit, block: ir.Value, scale: ir.Value) -> ir.Value:
-        """See Nibbles."""
-        del scale
-        return e.load(F32, block, 4)
+        return numbers(e, blocks, F32), numbers(e, blocks, F32, 4)
 
 
 class A8(Blocks):
@@ -62,19 +57,19 @@ class A8(Blocks):
         out[:, 16:] = q.view(np.uint8)
         return out
 
-    def meet(self, e: Emit, machine: Machine, block: ir.Value) -> Meet:
+    def meet(self, e: Emit, machine: Machine, blocks: Sequence[ir.Value]) -> Meet:
         """See Blocks."""
-        # The products of a half come in half of the lanes.
-        d, m = (_halves(e, block, at) for at in (0, 8))
-        q = SignedBytes(e, machine, e.load(vector(I8, 32), block, 16))
-        ones = e.constant(1, vector(I8, 32))
+        b = e.builder
+        d0, d1, m0, m1 = (numbers(e, blocks, F32, at) for at in (0, 4, 8, 12))
+        quads = in_lanes(e, blocks, 16) + in_lanes(e, blocks, 32)
+        weights = Weights(e, machine, quads, signed=True)
 
-        def add(xs: Rows, row: int, group: ir.Value, total: Totals) -> None:
-            x, s = xs.bytes(row, group), xs.scale(row, group)
-            total.add(row, q.dot(x), d, s)
-            total.add(row, small_dot(e, machine, ones, x), m, s)
+        def meet(x: Group) -> ir.Value:
+            first = e.fma(m0, x.sum("first"), b.fmul(d0, weights.dot(x, "first")))
+            second = e.fma(m1, x.sum("second"), b.fmul(d1, weights.dot(x, "second")))
+            return e.fadd(first, second)
 
-        return add
+        return meet
 
     def halves(self, e: Emit, block: ir.Value) -> Sequence[ir.Value]:
         """See Blocks."""
@@ -85,9 +80,3 @@ class A8(Blocks):
             w = e.builder.fmul(e.builder.sitofp(q, vector(F32, FLOATS)), d)
             found.append(e.fadd(w, m))
         return found
-
-
-def _halves(e: Emit, block: ir.Value, offset: int) -> ir.Value:
-    """Two float32, each in half of the lanes."""
-    first, second = (e.splat(e.load(F32, block, offset + at), LANES // 2) for at in (0, 4))
-    return e.shuffle(first, second, range(LANES))

@@ -11,11 +11,11 @@ from llvmlite import ir
 
 from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
 from armillary.engine.formats.format import Format
-from armillary.engine.formats.int8 import GROUP, LANES, Rows, Totals, small_dot
+from armillary.engine.formats.int8 import GROUP, LANES, Group, Weights, in_lanes
 from armillary.engine.machine import Machine
 
-Meet = Callable[[Rows, int, ir.Value, Totals], None]
-"""Add what a block gives with a group of a row of activations to that row's total."""
+Meet = Callable[[Group], ir.Value]
+"""What a block of each of LANES rows gives with a group of activations, before its scale s."""
 
 
 class Blocks(Format):
@@ -23,10 +23,11 @@ class Blocks(Format):
 
     block = GROUP
     activations = "int8"
+    together = LANES
 
     @abstractmethod
-    def meet(self, e: Emit, machine: Machine, block: ir.Value) -> Meet:
-        """Read a block, once for all rows that it meets."""
+    def meet(self, e: Emit, machine: Machine, blocks: Sequence[ir.Value]) -> Meet:
+        """Read a block of each of LANES rows, once for all rows that they meet."""
 
     @abstractmethod
     def halves(self, e: Emit, block: ir.Value) -> Sequence[ir.Value]:
@@ -37,19 +38,41 @@ class Blocks(Format):
         e: Emit,
         machine: Machine,
         weights: Sequence[ir.Value],
+        ahead: ir.Value,
         x: ir.Value,
         stride: ir.Value,
         k: ir.Value,
-        rows: int,
-    ) -> list[list[ir.Value]]:
-        """See Format."""
-        xs, totals = Rows(e, x, stride, k, rows), [Totals(e, rows) for _ in weights]
-        with e.loop(e.div(k, self.block)) as group:
-            for begin, total in zip(weights, totals, strict=True):
-                add = self.meet(e, machine, e.add(begin, e.mul(group, self.nbytes)))
-                for row in range(rows):
-                    add(xs, row, group, total)
-        return [total.results() for total in totals]
+        rows: ir.Value,
+        totals: ir.Value,
+    ) -> None:
+        """See Format. The groups are added up in their order, whatever the number of rows."""
+        groups, zero = e.div(k, self.block), e.constant(0.0, vector(F32, LANES))
+
+        def read(group: ir.Value) -> Meet:
+            at = e.mul(group, self.nbytes)
+            e.prefetch(e.add(ahead, e.mul(at, LANES)), LANES * self.nbytes)
+            return self.meet(e, machine, [e.add(begin, at) for begin in weights])
+
+        def add(meet: Meet, start: ir.Value, group: ir.Value, before: ir.Value) -> ir.Value:
+            of_group = Group(e, start, k, group)
+            return e.fma(of_group.scale(), meet(of_group), before)
+
+        alone = e.builder.icmp_unsigned("==", rows, e.int(1))
+        with e.builder.if_else(alone) as (one, several):
+            with one:
+                total = e.variable(zero)
+                with e.loop(groups) as group:
+                    total.set(add(read(group), x, group, total.get()))
+                e.store(total.get(), totals)
+            with several:
+                with e.loop(rows) as row:
+                    e.store(zero, e.add(totals, e.mul(row, 4 * LANES)))
+                with e.loop(groups) as group:
+                    meet = read(group)
+                    with e.loop(rows) as row:
+                        place = e.add(totals, e.mul(row, 4 * LANES))
+                        before = e.load(zero.type, place)
+                        e.store(add(meet, e.add(x, e.mul(row, stride)), group, before), place)
 
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
         """See Format."""
@@ -61,43 +84,47 @@ class Blocks(Format):
 
 
 class Nibbles(Blocks):
-    """w = d·q + m with q of 4 bits: behind a head, 16 bytes whose low halves are the first 16 q."""
+    """w = d·(q + o) + m with q of 4 bits: behind a head, 16 bytes, whose low halves come first.
+
+    `offset` is o, the same for all.
+    """
 
     head: ClassVar[int]
     """Bytes before the q."""
+    offset: ClassVar[int] = 0
 
     @abstractmethod
-    def scale(self, e: Emit, block: ir.Value, lanes: int) -> ir.Value:
-        """d, in every lane of a float32 vector."""
+    def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:
+        """d and, where there is one, m of some blocks, in a lane for each."""
 
-    @abstractmethod
-    def offset(self, e: Emit, block: ir.Value, scale: ir.Value) -> ir.Value:
-        """m; `scale` is d in a vector."""
-
-    def meet(self, e: Emit, machine: Machine, block: ir.Value) -> Meet:
+    def meet(self, e: Emit, machine: Machine, blocks: Sequence[ir.Value]) -> Meet:
         """See Blocks."""
-        scale = self.scale(e, block, LANES)
-        offset = self.offset(e, block, scale)
-        q = e.shuffle(*self._q(e, block), range(GROUP))
+        b, (d, m) = e.builder, self.numbers(e, blocks)
+        both = in_lanes(e, blocks, self.head)
+        low = e.constant(0x0F0F0F0F, both[0].type)
+        four = e.constant(4, both[0].type)
+        quads = [b.and_(each, low) for each in both]
+        quads += [b.and_(b.lshr(each, four), low) for each in both]
+        weights = Weights(e, machine, quads, offset=self.offset)
 
-        def add(xs: Rows, row: int, group: ir.Value, total: Totals) -> None:
-            products = small_dot(e, machine, q, xs.bytes(row, group))
-            total.add(row, products, scale, xs.scale(row, group))
-            total.add_offset(row, offset, xs.sum(row, group))
+        def meet(x: Group) -> ir.Value:
+            products = weights.dot(x)
+            return b.fmul(d, products) if m is None else e.fma(m, x.sum(), b.fmul(d, products))
 
-        return add
+        return meet
 
     def halves(self, e: Emit, block: ir.Value) -> Sequence[ir.Value]:
         """See Blocks."""
-        scale = self.scale(e, block, FLOATS)
-        offset = e.splat(self.offset(e, block, scale), FLOATS)
-        return [
-            e.fadd(e.builder.fmul(e.builder.uitofp(q, vector(F32, FLOATS)), scale), offset)
-            for q in self._q(e, block)
-        ]
-
-    def _q(self, e: Emit, block: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The first 16 q and the others."""
+        b, (scale, offset) = e.builder, self.numbers(e, [block])
+        d = e.splat(e.number(scale), FLOATS)
+        m = None if offset is None else e.splat(e.number(offset), FLOATS)
         both = e.load(vector(I8, 16), block, self.head)
-        low = e.builder.and_(both, e.constant(15, both.type))
-        return low, e.builder.lshr(both, e.constant(4, both.type))
+        halves = b.and_(both, e.constant(15, both.type)), b.lshr(both, e.constant(4, both.type))
+        found = []
+        for q in halves:
+            whole = b.uitofp(q, d.type)
+            if self.offset:
+                whole = e.fadd(whole, e.constant(float(self.offset), d.type))
+            w = b.fmul(whole, d)
+            found.append(w if m is None else e.fadd(w, m))
+        return found

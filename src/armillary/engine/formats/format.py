@@ -11,18 +11,23 @@ from armillary.engine.machine import Machine
 
 Activations = Literal["float32", "int8"]
 
+ROWS = 16
+"""Rows of activations that weights meet at most."""
+
 
 class Format(ABC):
     """How weights are stored, and how they meet activations.
 
     A row of weights is `block` of them in `nbytes` bytes, again and again. Activations that they
-    are multiplied by are float32, or the int8 of `formats/int8.py`.
+    are multiplied by are float32, or the int8 of `formats/int8.py`; `together` rows of weights meet
+    them at once.
     """
 
     name: ClassVar[str]
     block: ClassVar[int]
     nbytes: ClassVar[int]
     activations: ClassVar[Activations]
+    together: ClassVar[int]
 
     def row_bytes(self, k: int) -> int:
         """Bytes of a row of k weights."""
@@ -34,12 +39,19 @@ class Format(ABC):
         e: Emit,
         machine: Machine,
         weights: Sequence[ir.Value],
+        ahead: ir.Value,
         x: ir.Value,
         stride: ir.Value,
         k: ir.Value,
-        rows: int,
-    ) -> list[list[ir.Value]]:
-        """Rows of k weights, each times `rows` rows of activations, `stride` bytes apart."""
+        rows: ir.Value,
+        totals: ir.Value,
+    ) -> None:
+        """`together` rows of k weights times each of some rows of activations.
+
+        Activations lie `stride` bytes apart; there are at most ROWS of them. `totals` gets the
+        products, float32 (rows, together). `ahead`: where weights lie that will be read later, to
+        be asked for.
+        """
 
     @abstractmethod
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:

@@ -1,119 +1,167 @@
 """Activations as int8 in groups of 32, and products of bytes, by what the machine has for them.
 
-A row of k activations is k bytes q, then k / 32 float32 scales s, then k / 32 float32 sums s·Σq:
-x ≈ s·q with s = max|x| / 127 of each group. The sums are for weights that have an offset.
+A row of k activations is k bytes q, then k / 32 float32 each of: scales s, sums Σq of a group, sums
+Σq of its first half. x ≈ s·q with s = max|x| / 127 of the group. The sums are for weights that have
+an offset.
+
+Weights come in lanes: a vector holds the same four weights of several rows, so that what a group
+gives is a whole number in each row's own lane. It is exact, whatever instruction adds it up.
 """
+
+from collections.abc import Sequence
+from typing import Literal
 
 from llvmlite import ir
 
-from armillary.engine.emit import F32, I8, I16, I32, Emit, vector
+from armillary.engine.emit import F16, F32, I8, I16, I32, Emit, vector
 from armillary.engine.machine import Machine
 
 GROUP = 32
 LANES = 8
-"""Lanes that the products of a group come in."""
+"""Rows of weights that are multiplied at once."""
 
-_BYTES, _INTS, _FLOATS = vector(I8, GROUP), vector(I32, LANES), vector(F32, LANES)
+_QUADS, _BYTES, _FLOATS = vector(I32, LANES), vector(I8, 4 * LANES), vector(F32, LANES)
+_HALF_QUADS = GROUP // 8
+
+Part = Literal["whole", "first", "second"]
 
 
 def row_bytes(k: int) -> int:
     """Bytes of a row of k activations."""
-    return k + k // GROUP * 8
+    return k + k // GROUP * 12
 
 
-class Rows:
-    """Rows of activations, as a loop over their groups reads them."""
+class Group:
+    """A group of a row of activations."""
 
-    def __init__(self, e: Emit, x: ir.Value, stride: ir.Value, k: ir.Value, rows: int) -> None:
-        self.e, self.count = e, rows
-        self.starts = [e.add(x, e.mul(stride, row)) for row in range(rows)]
-        self.scales = [e.add(start, k) for start in self.starts]
-        self.sums = [e.add(scale, e.mul(e.div(k, GROUP), 4)) for scale in self.scales]
-
-    def bytes(self, row: int, group: ir.Value) -> ir.Value:
-        """The q of a group."""
-        return self.e.load(_BYTES, self.e.add(self.starts[row], self.e.mul(group, GROUP)))
-
-    def scale(self, row: int, group: ir.Value) -> ir.Value:
-        """The s of a group, in 8 lanes."""
-        s = self.e.load(F32, self.e.add(self.scales[row], self.e.mul(group, 4)))
-        return self.e.splat(s, LANES)
-
-    def sum(self, row: int, group: ir.Value) -> ir.Value:
-        """The s·Σq of a group: its product with weights that are all 1."""
-        return self.e.load(F32, self.e.add(self.sums[row], self.e.mul(group, 4)))
-
-
-class Totals:
-    """What a row of weights has given with each of some rows of activations."""
-
-    def __init__(self, e: Emit, rows: int) -> None:
+    def __init__(self, e: Emit, x: ir.Value, k: ir.Value, group: ir.Value) -> None:
         self.e = e
-        self.totals = [e.variable(e.constant(0.0, _FLOATS)) for _ in range(rows)]
-        self.offsets = [e.variable(e.constant(0.0, F32)) for _ in range(rows)]
+        self._q = e.add(x, e.mul(group, GROUP))
+        self._scale = e.add(e.add(x, k), e.mul(group, 4))
+        self._array = e.mul(e.div(k, GROUP), 4)
 
-    def add(self, row: int, products: ir.Value, scale: ir.Value, s: ir.Value) -> None:
-        """Add scale · s · the sum of the products, all in 8 lanes."""
-        e, total = self.e, self.totals[row]
-        by = e.builder.fmul(scale, s)
-        total.set(e.fma(e.builder.sitofp(products, _FLOATS), by, total.get()))
+    def quad(self, number: int) -> ir.Value:
+        """Four q, in every lane."""
+        return self.e.splat(self.e.load(I32, self._q, 4 * number), LANES)
 
-    def add_offset(self, row: int, offset: ir.Value, sum_: ir.Value) -> None:
-        """Add offset · sum: what equal weights give."""
-        total = self.offsets[row]
-        total.set(self.e.fma(offset, sum_, total.get()))
+    def scale(self) -> ir.Value:
+        """s, in every lane."""
+        return self.e.splat(self.e.load(F32, self._scale), LANES)
 
-    def results(self) -> list[ir.Value]:
-        """The total of each row."""
-        pairs = zip(self.totals, self.offsets, strict=True)
-        return [self.e.fadd(self.e.sum(total.get()), offset.get()) for total, offset in pairs]
-
-
-def small_dot(e: Emit, machine: Machine, small: ir.Value, x: ir.Value) -> ir.Value:
-    """32 bytes from 0 to 127 times 32 signed ones: their products, added up into 8 lanes."""
-    b = e.builder
-    if machine.int8_dot == "vnni":
-        # Newer LLVMs have the factors as bytes, and still read it with words, as it was before.
-        name = "llvm.x86.avx512.vpdpbusd.256"
-        words = [b.bitcast(each, _INTS) for each in (small, x)]
-        return e.call(name, _INTS, [e.constant(0, _INTS), *words])
-    if machine.int8_dot == "avx2":
-        shorts = vector(I16, 16)
-        pairs = e.call("llvm.x86.avx2.pmadd.ub.sw", shorts, [small, x])
-        return e.call("llvm.x86.avx2.pmadd.wd", _INTS, [pairs, e.constant(1, shorts)])
-    if machine.int8_dot == "neon":
-        quarter = vector(I32, 4)
-        halves = [
-            e.call(
-                "llvm.aarch64.neon.sdot.v4i32.v16i8",
-                quarter,
-                [e.constant(0, quarter), e.part(small, first, 16), e.part(x, first, 16)],
-            )
-            for first in (0, 16)
-        ]
-        return e.shuffle(halves[0], halves[1], range(8))
-    wide = vector(I16, GROUP)
-    products = b.sext(b.mul(b.sext(small, wide), b.sext(x, wide)), vector(I32, GROUP))
-    fours = [range(first, GROUP, GROUP // LANES) for first in range(4)]
-    quarters = [e.shuffle(products, products, lanes) for lanes in fours]
-    return b.add(b.add(quarters[0], quarters[1]), b.add(quarters[2], quarters[3]))
+    def sum(self, part: Part = "whole") -> ir.Value:
+        """Σq of the group or of half of it, in every lane."""
+        whole = self.e.add(self._scale, self._array)
+        if part == "whole":
+            return self.e.splat(self.e.load(F32, whole), LANES)
+        first = self.e.splat(self.e.load(F32, self.e.add(whole, self._array)), LANES)
+        return first if part == "first" else self.e.builder.fsub(self.sum(), first)
 
 
-class SignedBytes:
-    """32 signed bytes, made ready to be multiplied by several rows of others."""
+class Weights:
+    """The weights of a group in lanes, made ready to be multiplied by several rows of activations.
 
-    def __init__(self, e: Emit, machine: Machine, weights: ir.Value) -> None:
-        self.e, self.machine, self.weights = e, machine, weights
-        if machine.int8_dot in {"vnni", "avx2"}:
-            # The instructions take an unsigned and a signed factor: the weight's sign moves to x.
-            self.negative = e.builder.icmp_signed("<", weights, e.constant(0, _BYTES))
-            self.weights = e.call(
-                "llvm.abs.v32i8", _BYTES, [weights, ir.Constant(ir.IntType(1), 0)]
-            )
+    `quads`: eight vectors, each with four weights of every row; from 0 to 127 unless `signed`.
+    `offset` is added to each.
+    """
 
-    def dot(self, x: ir.Value) -> ir.Value:
-        """Their products with 32 signed bytes, added up into 8 lanes."""
-        if self.machine.int8_dot in {"vnni", "avx2"}:
-            b = self.e.builder
-            x = b.select(self.negative, b.sub(self.e.constant(0, _BYTES), x), x)
-        return small_dot(self.e, self.machine, self.weights, x)
+    def __init__(
+        self,
+        e: Emit,
+        machine: Machine,
+        quads: Sequence[ir.Value],
+        *,
+        signed: bool = False,
+        offset: int = 0,
+    ) -> None:
+        self.e, self.machine, self.quads, self.offset = e, machine, list(quads), offset
+        self.signs: list[ir.Value] | None = None
+        # These machines multiply unsigned bytes by signed ones.
+        if signed and machine.int8_dot == "vnni":
+            flip = e.constant(-0x7F7F7F80, _QUADS)
+            self.quads = [e.builder.xor(quad, flip) for quad in quads]
+            self.offset -= 128
+        elif signed and machine.int8_dot == "avx2":
+            self.signs = [e.builder.bitcast(quad, _BYTES) for quad in quads]
+            no = ir.Constant(ir.IntType(1), 0)
+            sizes = [e.call("llvm.abs.v32i8", _BYTES, [sign, no]) for sign in self.signs]
+            self.quads = [e.builder.bitcast(size, _QUADS) for size in sizes]
+
+    def dot(self, x: Group, part: Part = "whole") -> ir.Value:
+        """Σ w·q over the group or half of it, as a float32 without rounding, for every row."""
+        first = _HALF_QUADS if part == "second" else 0
+        end = _HALF_QUADS if part == "first" else 2 * _HALF_QUADS
+        # Two sums, since each addition waits for the one before it.
+        totals = [self.e.constant(0, _QUADS)] * 2
+        for number in range(first, end):
+            side = number % 2
+            totals[side] = self._add_products(totals[side], number, x.quad(number))
+        total = self.e.builder.add(*totals)
+        products = self.e.builder.sitofp(total, _FLOATS)
+        if self.offset:
+            by = self.e.constant(float(self.offset), _FLOATS)
+            products = self.e.fma(by, x.sum(part), products)
+        return products
+
+    def _add_products(self, total: ir.Value, number: int, x: ir.Value) -> ir.Value:
+        """Add the products of four weights of every row."""
+        e, b, weights = self.e, self.e.builder, self.quads[number]
+        if self.machine.int8_dot == "vnni":
+            # Newer LLVMs have the factors as bytes, and still read it with words, as it was before.
+            return e.call("llvm.x86.avx512.vpdpbusd.256", _QUADS, [total, weights, x])
+        w, q = (b.bitcast(each, _BYTES) for each in (weights, x))
+        if self.machine.int8_dot == "avx2":
+            if self.signs is not None:
+                q = e.call("llvm.x86.avx2.psign.b", _BYTES, [q, self.signs[number]])
+            shorts = vector(I16, 16)
+            pairs = e.call("llvm.x86.avx2.pmadd.ub.sw", shorts, [w, q])
+            fours = e.call("llvm.x86.avx2.pmadd.wd", _QUADS, [pairs, e.constant(1, shorts)])
+            return b.add(total, fours)
+        if self.machine.int8_dot == "neon":
+            halves = [
+                e.call(
+                    "llvm.aarch64.neon.sdot.v4i32.v16i8",
+                    vector(I32, 4),
+                    [e.part(total, lane, 4), e.part(w, 4 * lane, 16), e.part(q, 4 * lane, 16)],
+                )
+                for lane in (0, 4)
+            ]
+            return e.shuffle(halves[0], halves[1], range(LANES))
+        wide = vector(I16, 4 * LANES)
+        products = b.sext(b.mul(b.sext(w, wide), b.sext(q, wide)), vector(I32, 4 * LANES))
+        for first in range(4):
+            total = b.add(total, e.shuffle(products, products, range(first, 4 * LANES, 4)))
+        return total
+
+
+def in_lanes(e: Emit, rows: Sequence[ir.Value], offset: int) -> list[ir.Value]:
+    """16 bytes of each row, at an offset from its address → four vectors of four bytes of each."""
+    four = vector(I32, 4)
+    # Lanes 0 to 3 are the first four rows and 4 to 7 the others, as registers are cut.
+    pairs = [
+        e.shuffle(e.load(four, rows[i], offset), e.load(four, rows[i + 4], offset), range(LANES))
+        for i in range(4)
+    ]
+    low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
+    a, b = (e.shuffle(pairs[0], pairs[1], lanes) for lanes in (low, high))
+    c, d = (e.shuffle(pairs[2], pairs[3], lanes) for lanes in (low, high))
+    low, high = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)
+    return [
+        e.shuffle(first, second, lanes)
+        for first, second in ((a, c), (b, d))
+        for lanes in (low, high)
+    ]
+
+
+def numbers(e: Emit, rows: Sequence[ir.Value], kind: ir.Type, offset: int = 0) -> ir.Value:
+    """A number of each row, at an offset from its address, in a lane for each."""
+    found = ir.Constant(vector(kind, len(rows)), ir.Undefined)
+    for lane, row in enumerate(rows):
+        number = e.load(kind, row, offset)
+        found = e.builder.insert_element(found, number, ir.Constant(I32, lane))
+    return found
+
+
+def as_halves(e: Emit, bits: ir.Value) -> ir.Value:
+    """16 bits in each lane, as float16 brought to float32."""
+    lanes = bits.type.count
+    return e.builder.fpext(e.builder.bitcast(bits, vector(F16, lanes)), vector(F32, lanes))

@@ -3,10 +3,13 @@
 Source: ggml, `ggml-common.h`.
 """
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
-from armillary.engine.emit import F32, Emit
+from armillary.engine.emit import I16, Emit
 from armillary.engine.formats.blocks import Nibbles
+from armillary.engine.formats.int8 import as_halves, numbers
 
 
 class Q4_0(Nibbles):  # noqa: N801 — GGML's name
@@ -15,12 +18,8 @@ class Q4_0(Nibbles):  # noqa: N801 — GGML's name
     name = "Q4_0"
     nbytes = 18
     head = 2
+    offset = -8
 
-    def scale(self, e: Emit, block: ir.Value, lanes: int) -> ir.Value:
+    def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:
         """See Nibbles."""
-        return e.half(block, lanes)
-
-    def offset(self, e: Emit, block: ir.Value, scale: ir.Value) -> ir.Value:
-        """See Nibbles. Exact, as d·q is: float16 numbers times whole ones below 16."""
-        del block
-        return e.builder.fmul(e.number(scale), e.constant(-8.0, F32))
+        return as_halves(e, numbers(e, blocks, I16)), None

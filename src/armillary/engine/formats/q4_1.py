@@ -3,10 +3,13 @@
 Source: ggml, `ggml-common.h`.
 """
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
-from armillary.engine.emit import Emit
+from armillary.engine.emit import I16, I32, Emit, vector
 from armillary.engine.formats.blocks import Nibbles
+from armillary.engine.formats.int8 import as_halves, numbers
 
 
 class Q4_1(Nibbles):  # noqa: N801 — GGML's name
@@ -16,11 +19,9 @@ class Q4_1(Nibbles):  # noqa: N801 — GGML's name
     nbytes = 20
     head = 4
 
-    def scale(self, e: Emit, block: ir.Value, lanes: int) -> ir.Value:
+    def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:
         """See Nibbles."""
-        return e.half(block, lanes)
-
-    def offset(self, e: Emit, block: ir.Value, scale: ir.Value) -> ir.Value:
-        """See Nibbles."""
-        del scale
-        return e.number(e.half(block, 1, 2))
+        b, both = e.builder, numbers(e, blocks, I32)
+        shorts = vector(I16, len(blocks))
+        d, m = b.trunc(both, shorts), b.trunc(b.lshr(both, e.constant(16, both.type)), shorts)
+        return as_halves(e, d), as_halves(e, m)

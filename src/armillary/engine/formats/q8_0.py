@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
+from armillary.engine.emit import F32, FLOATS, I8, I16, Emit, vector
 from armillary.engine.formats.blocks import Blocks, Meet
-from armillary.engine.formats.int8 import LANES, Rows, SignedBytes, Totals
+from armillary.engine.formats.int8 import Weights, as_halves, in_lanes, numbers
 from armillary.engine.machine import Machine
 
 
@@ -16,15 +16,12 @@ class Q8_0(Blocks):  # noqa: N801 — GGML's name
     name = "Q8_0"
     nbytes = 34
 
-    def meet(self, e: Emit, machine: Machine, block: ir.Value) -> Meet:
+    def meet(self, e: Emit, machine: Machine, blocks: Sequence[ir.Value]) -> Meet:
         """See Blocks."""
-        scale = e.half(block, LANES)
-        q = SignedBytes(e, machine, e.load(vector(I8, 32), block, 2))
-
-        def add(xs: Rows, row: int, group: ir.Value, total: Totals) -> None:
-            total.add(row, q.dot(xs.bytes(row, group)), scale, xs.scale(row, group))
-
-        return add
+        d = as_halves(e, numbers(e, blocks, I16))
+        quads = in_lanes(e, blocks, 2) + in_lanes(e, blocks, 18)
+        weights = Weights(e, machine, quads, signed=True)
+        return lambda x: e.builder.fmul(d, weights.dot(x))
 
     def halves(self, e: Emit, block: ir.Value) -> Sequence[ir.Value]:
         """See Blocks."""

@@ -10,8 +10,11 @@ from armillary.engine.kernels.common import share_rows
 
 
 @emitted(types.void)
-def quantise_group(e: Emit, x: ir.Value, q: ir.Value, scale: ir.Value, total: ir.Value) -> None:
-    """32 float32 → 32 bytes, s = max|x| / 127, and s·Σq."""
+def quantise_group(e: Emit, x: ir.Value, q: ir.Value, scale: ir.Value, groups: ir.Value) -> None:
+    """32 float32 → 32 bytes, s = max|x| / 127, Σq, and Σq of the first half.
+
+    `scale`: where s goes; the sums go as many groups behind each other.
+    """
     b, kind = e.builder, vector(F32, FLOATS)
     parts = [e.load(kind, x, 4 * first) for first in range(0, GROUP, FLOATS)]
     sizes = [e.call(f"llvm.fabs.v{FLOATS}f32", kind, [part]) for part in parts]
@@ -22,15 +25,16 @@ def quantise_group(e: Emit, x: ir.Value, q: ir.Value, scale: ir.Value, total: ir
     empty = b.fcmp_ordered("<", most, e.constant(1e-36, F32))
     inverse = b.select(empty, e.constant(0.0, F32), b.fdiv(e.constant(127.0, F32), most))
     by = e.splat(inverse, FLOATS)
-    count = None
+    sums = []
     for number, part in enumerate(parts):
         rounded = e.call(f"llvm.rint.v{FLOATS}f32", kind, [b.fmul(part, by)])
         whole = b.fptosi(rounded, vector(I32, FLOATS))
         e.store(b.trunc(whole, vector(I8, FLOATS)), q, FLOATS * number)
-        count = whole if count is None else b.add(count, whole)
-    added = e.call(f"llvm.vector.reduce.add.v{FLOATS}i32", I32, [count])
+        sums.append(e.call(f"llvm.vector.reduce.add.v{FLOATS}i32", I32, [whole]))
+    array = e.mul(groups, 4)
     e.store(s, scale)
-    e.store(b.fmul(s, b.sitofp(added, F32)), total)
+    e.store(b.sitofp(b.add(*sums), F32), e.add(scale, array))
+    e.store(b.sitofp(sums[0], F32), e.add(scale, e.mul(array, 2)))
 
 
 def quantise() -> Kernel:
@@ -53,13 +57,13 @@ def quantise() -> Kernel:
         out += thread * private
         for row in range(first, last):
             q = out + row * out_stride
-            scales, sums = q + k, q + k + k // GROUP * 4
-            for group in range(k // GROUP):
+            scales, groups = q + k, k // GROUP
+            for group in range(groups):
                 quantise_group(
                     x + row * x_stride + group * GROUP * 4,
                     q + group * GROUP,
                     scales + 4 * group,
-                    sums + 4 * group,
+                    groups,
                 )
 
     return kernel(quantise)
