@@ -17,7 +17,7 @@ def test_a_window_beyond_what_was_trained_is_found(learned):
     wide = learned.config.model_copy(update={"max_positions": 64 * 96})
     patient = read_patient(learned).with_config(wide)
     text = probe_text(learned.tokenizer, built_in_texts(), wide.max_positions)
-    found = far_apart(patient, text, quiet)
+    found = far_apart(patient, text, text.prefix, quiet)
     assert list(found.losses) == sorted(found.losses)
     assert found.leap > 0.5
     assert found.sound_to < 64 * 96 / 2
@@ -25,7 +25,7 @@ def test_a_window_beyond_what_was_trained_is_found(learned):
 
 def test_a_window_too_small_for_it_is_not_judged(learned):
     text = probe_text(learned.tokenizer, built_in_texts(), learned.config.max_positions)
-    assert far_apart(read_patient(learned), text, quiet) is None
+    assert far_apart(read_patient(learned), text, text.prefix, quiet) is None
 
 
 @pytest.mark.parametrize("length", [40, 96])

@@ -46,7 +46,7 @@ PLANTED = [
     Fault(
         "base",
         "rotary-base",
-        ("base is 500,000", "10,000"),
+        ("base is 500,000",),
         with_config(lambda config: faults.with_rotary(config, base=5e5)),
     ),
     Fault(
@@ -85,7 +85,6 @@ PLANTED = [
         lambda checkpoint, folder: faults.wrong_head_count(checkpoint, folder, faults.as_gguf),
     ),
     Fault("no beginning", "bos", ("BOS is missing",), without_beginning),
-    Fault("beginning not named", "bos", ("BOS is missing",), faults.missing_bos),
     Fault("number that is none", "not-finite", ("norm2",), faults.one_nan("layers.2.norm2.weight")),
     Fault("truncated", "unreadable", ("truncated",), faults.truncated(faults.as_ours, 0.5)),
 ]

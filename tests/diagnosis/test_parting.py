@@ -95,16 +95,16 @@ def test_shapes_and_numbers_that_are_none_part(learned):
 
 @pytest.mark.peer
 def test_transformers_gives_the_same_steps_in_float64(learned, tmp_path):
-    """Every step that it has a module for; rotated keys are those of its cache."""
+    """Every step that it has a module for; its angles are in float32 whatever the type."""
     from armillary.diagnosis.peer_trace import load_peer, trace_peer
 
     target = faults.as_huggingface(learned, tmp_path, "F32")
     peer = trace_peer(load_peer(target, torch.float64), TOKENS)
     ours = traced(learned)
     assert set(ours) - set(peer) == {(layer, "q rotated") for layer in range(3)}
-    assert parted(ours, peer, 1e-7) is None
+    assert parted(ours, peer, 1e-6) is None
     name = "layers.2.feedforward.down.weight"
-    array = learned.tensors[name].to_float32() * 1.001
+    array = learned.tensors[name].to_float32() * 1.01
     changed = faults.with_tensors(learned, {name: faults.stored(name, array)})
-    parting = parted(traced(changed), peer, 1e-7)
+    parting = parted(traced(changed), peer, 1e-6)
     assert (parting.layer, parting.step) == (2, "down")

@@ -5,6 +5,7 @@ A model within its window minds little, since the nearer part still reads itself
 whose angles it has never seen, attention fails and the loss leaps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from armillary.diagnosis.hypotheses import first_rotary, rules, scaling_hypothesis
 from armillary.diagnosis.patient import Patient, losses
-from armillary.diagnosis.probe_text import ProbeText
+from armillary.diagnosis.probe_text import ProbeText, with_prefix
 from armillary.diagnosis.search import LEAST_Z, Cure, Tell, paired_gain
 
 LEAP = 0.5
@@ -47,9 +48,14 @@ class Distances:
         return reached
 
 
-def far_apart(patient: Patient, text: ProbeText, tell: Tell) -> Distances | None:
-    """Try the distances of the window. None for models without rotation or with a small window."""
-    window, rows = patient.config.max_positions, text.far
+def far_apart(
+    patient: Patient, text: ProbeText, prefix: Sequence[int], tell: Tell
+) -> Distances | None:
+    """Try the distances of the window, `prefix` before each row.
+
+    None for models without rotation or with a small window.
+    """
+    window, rows = patient.config.max_positions, with_prefix(text.far, prefix)
     rotary = first_rotary(patient.config)
     room = window - rows.shape[1]
     if rotary is None or patient.config.position_table is not None or room < rows.shape[1]:

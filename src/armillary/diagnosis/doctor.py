@@ -140,7 +140,7 @@ def _try_text(checkpoint: Checkpoint, texts: Sequence[str], report: Report, tell
         return
     result = search(patient, text, tokenizer.bos_id, tell)
     _add_search(checkpoint, report, text, result)
-    distances = far_apart(result.patient, text, tell)
+    distances = far_apart(result.patient, text, result.prefix, tell)
     _add_distances(checkpoint, report, distances)
 
 

@@ -34,6 +34,7 @@ class Hypothesis:
     `code` is the kind of fault that it undoes. `fault` says what is wrong with the file if the
     change helps, `remedy` what to do; `patch` has facts of a configuration by our names. Of two
     hypotheses with one `exclusive`, at most one can hold. `structural` ones are tried in pairs.
+    `layers` are those concerned, none for the whole model.
     """
 
     code: str
@@ -44,6 +45,8 @@ class Hypothesis:
     exclusive: str = ""
     structural: bool = False
     layers: tuple[int, ...] = ()
+    in_layer: "Callable[[int], Hypothesis] | None" = None
+    """The same for one layer alone, where that can be."""
 
     @property
     def group(self) -> str:
@@ -135,6 +138,7 @@ def _rows_change(parts: str, to: str, layers: Iterable[int]) -> Change:
 
 _PARTS = {"qk": "Q and K", "q": "Q", "k": "K"}
 _STORED = {"half_split": "interleaved", "interleaved": "half-split"}
+_LAYOUT_KEYS = tuple((parts, to) for parts in _PARTS for to in _STORED)
 
 
 def layouts(patient: Patient, layers: tuple[int, ...], where: str = "") -> Iterator[Hypothesis]:
@@ -154,7 +158,16 @@ def layouts(patient: Patient, layers: tuple[int, ...], where: str = "") -> Itera
                 patch={"rotary.layout": stored.replace("-", "_")} if len(parts) > 1 else {},
                 structural=parts == "qk",
                 layers=layers if where else (),
+                in_layer=None if where else _layout_of_layer(patient, parts, to),
             )
+
+
+def _layout_of_layer(patient: Patient, parts: str, to: str) -> Callable[[int], Hypothesis]:
+    def of_layer(number: int) -> Hypothesis:
+        found = layouts(patient, (number,), f" of layer {number}")
+        return next(h for h, key in zip(found, _LAYOUT_KEYS, strict=False) if key == (parts, to))
+
+    return of_layer
 
 
 def _layouts(patient: Patient) -> Iterator[Hypothesis]:
@@ -457,6 +470,9 @@ def exchange(one: str, other: str, layers: tuple[int, ...], where: str = "") -> 
         exclusive=f"exchange {one} {other}",
         structural=not where,
         layers=layers if where else (),
+        in_layer=None
+        if where
+        else lambda number: exchange(one, other, (number,), f" of layer {number}"),
     )
 
 
@@ -488,6 +504,9 @@ def transposition(name: str, layers: tuple[int, ...], where: str = "") -> Hypoth
         exclusive=f"transposed {name}",
         structural=not where,
         layers=layers if where else (),
+        in_layer=None
+        if where
+        else lambda number: transposition(name, (number,), f" of layer {number}"),
     )
 
 

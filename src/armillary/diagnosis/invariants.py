@@ -101,5 +101,6 @@ def _padded(decoder: Decoder, tokens: Tensor) -> Tensor:
 
 
 def _compared(name: str, other: Tensor, whole: Tensor) -> Check:
-    worst = float((other - whole).abs().max() / whole.abs().max())
+    largest = whole.abs().max().clamp_min(torch.finfo(whole.dtype).tiny)
+    worst = float((other - whole).abs().max() / largest)
     return Check(name, worst <= TOLERANCE, f"to {worst:.1e} of the largest logit")

@@ -15,7 +15,7 @@ from armillary.tokenizer import Tokenizer
 
 _MODULES = ("textwrap", "bisect", "heapq", "shlex", "statistics")
 BRIEF, SHORT, LONG, FAR = 48, 96, 192, 192
-_SHORT_ROWS, _LONG_ROWS, _FAR_ROWS = 2, 3, 2
+_SHORT_TOKENS, _LONG_TOKENS, _FAR_ROWS = 192, 576, 2
 _LEAST = 24
 """Tokens of a row below which nothing can be told."""
 
@@ -67,11 +67,11 @@ def probe_text(tokenizer: Tokenizer, texts: Sequence[str], window: int) -> Probe
     prefix = tuple(tokenizer.begin([]))
     room = window - len(prefix)
 
-    def rows(length: int, count: int) -> Tensor:
+    def rows(length: int, tokens: int) -> Tensor:
         length = min(length, room, max(map(len, encoded)))
-        return torch.tensor(_rows(encoded, length, count))
+        return torch.tensor(_rows(encoded, length, -(-tokens // length)))
 
-    short = rows(SHORT, _SHORT_ROWS)
+    short = rows(SHORT, _SHORT_TOKENS)
     if short.shape[1] < min(_LEAST, room):
         raise UserError(
             f"the text comes to {max(map(len, encoded))} tokens; give at least {_LEAST}"
@@ -79,8 +79,8 @@ def probe_text(tokenizer: Tokenizer, texts: Sequence[str], window: int) -> Probe
     return ProbeText(
         brief=short[:1, :BRIEF],
         short=short,
-        long=rows(LONG, _LONG_ROWS),
-        far=rows(FAR, _FAR_ROWS),
+        long=rows(LONG, _LONG_TOKENS),
+        far=rows(FAR, _FAR_ROWS * FAR)[:_FAR_ROWS],
         prefix=prefix,
         bytes_per_token=size / max(1, sum(map(len, encoded))),
     )

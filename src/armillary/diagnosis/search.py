@@ -146,6 +146,7 @@ class _State:
         if beginning is not None and (not found or beginning.gain > found[0].gain):
             self._take_beginning(beginning)
             return True
+        found = self._narrowed(found)
         # Once something was found and the text reads well, a second fault is one of conventions.
         wanted = self.implausible if self.cures else True
         if wanted and (not found or found[0].gain < _WORTH_MORE):
@@ -161,6 +162,31 @@ class _State:
         if found:
             self._begin()
         return bool(found)
+
+    def _narrowed(self, found: list[Cure]) -> list[Cure]:
+        """The same change in one layer, where that helps as much as in all of them."""
+        if len(found) != 1 or found[0].hypothesis.in_layer is None:
+            return found
+        in_layer = found[0].hypothesis.in_layer
+        course = Course(self.patient.decoder(), with_prefix(self.text.brief, self.prefix))
+        gains = []
+        for number in range(self._layers):
+            self.tell("trying it in single layers", number, self._layers)
+            after = self._briefly(course, in_layer(number))
+            if after is not None:
+                gains.append((self.brief.gain(after)[0], number))
+        gains.sort(reverse=True)
+        best = self._best([(in_layer(number),) for _, number in gains[:2]], "it in single layers")
+        return best if best and best[0].gain >= _AS_GOOD * found[0].gain else found
+
+    def _briefly(self, course: Course, hypothesis: Hypothesis) -> Tensor | None:
+        """Losses of the brief row with some layers changed; None where the change does not fit."""
+        changed = applied(self.patient, [hypothesis])
+        if changed is None:
+            return None
+        decoder = changed.decoder()
+        modules = {layer: decoder.layers[layer] for layer in hypothesis.layers}
+        return _numbers(course.losses_with(modules)[:, len(self.prefix) :])
 
     def _take_beginning(self, cure: Cure) -> None:
         self.prefix = () if self.prefix else (self.bos,) if self.bos is not None else ()
@@ -250,13 +276,10 @@ class _State:
         hopeful = []
         for number, hypothesis in enumerate(candidates):
             self.tell("trying single layers", number, len(candidates))
-            changed = applied(self.patient, [hypothesis])
-            if changed is None:
+            after = self._briefly(course, hypothesis)
+            if after is None:
                 continue
             self.tried += 1
-            decoder = changed.decoder()
-            modules = {layer: decoder.layers[layer] for layer in hypothesis.layers}
-            after = _numbers(course.losses_with(modules)[:, len(self.prefix) :])
             if self.brief.gain(after)[0] > 0:
                 hopeful.append((hypothesis,))
         self.tried -= len(hopeful)
