@@ -23,7 +23,7 @@ from armillary.checkpoints.locate import locate
 from armillary.diagnosis.doctor import examine
 from armillary.diagnosis.findings import Report
 from armillary.diagnosis.probe_text import built_in_texts
-from armillary.rope_scaling import YaRN
+from armillary.rope_scaling import Llama3
 from armillary.tokenizer import Tokenizer
 from protocol import note, parser
 
@@ -104,7 +104,7 @@ def all_faults() -> Iterator[Fault]:
     )
     yield Fault("sound, GGUF", "", (), faults.as_gguf)
     yield Fault("sound, Hugging Face", "", (), faults.as_huggingface)
-    yield Fault("sound, extended by yarn", "", (), _extended)
+    yield Fault("sound, extended", "", (), _extended)
 
 
 def _other() -> Tokenizer:
@@ -114,9 +114,9 @@ def _other() -> Tokenizer:
 
 
 def _extended(checkpoint: Checkpoint, folder: Path) -> Path:
-    """The window four times as long, with the rule that makes it so."""
+    """The window four times as long, with the rule that costs least untrained."""
     window = checkpoint.config.max_positions
-    rule = YaRN(factor=4.0, original_window=window)
+    rule = Llama3(factor=4.0, original_window=window)
     config = faults.with_rotary(checkpoint.config, scaling=rule)
     config = config.model_copy(update={"max_positions": 4 * window})
     return faults.as_huggingface(replace(checkpoint, config=config), folder)

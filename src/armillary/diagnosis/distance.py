@@ -8,20 +8,15 @@ whose angles it has never seen, attention fails and the loss leaps.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from armillary.diagnosis.hypotheses import first_rotary, rules, scaling_hypothesis
-from armillary.diagnosis.patient import Patient, losses
+from armillary.diagnosis.patient import Patient, losses_apart
 from armillary.diagnosis.probe_text import ProbeText, with_prefix
-from armillary.diagnosis.search import LEAST_Z, Cure, Tell, paired_gain
+from armillary.diagnosis.search import COST_ELSEWHERE, LEAST_Z, Cure, Tell, paired_gain
 
 LEAP = 0.5
 """Nats a token more than at a near distance; within a window a third of it is usual."""
 _NEAR = 1 / 32
 _STEPS = (1 / 4, 1 / 2, 3 / 4, 1.0)
-_COST_NEARBY = 0.25
-"""Nats a token that a rule may cost where nothing is far, to be called a cure."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +59,14 @@ def far_apart(
     measured = {}
     for number, distance in enumerate(places):
         tell("reading far apart", number, len(places))
-        measured[distance] = float(_at(patient, rows, distance).mean())
+        measured[distance] = float(losses_apart(patient, rows, distance).mean())
     found = Distances(measured, None)
     if found.leap <= LEAP:
         return found
-    before, nearby = _at(patient, rows, places[-1]), float(_at(patient, rows, places[0]).mean())
+    before, nearby = (
+        losses_apart(patient, rows, places[-1]),
+        float(losses_apart(patient, rows, places[0]).mean()),
+    )
     best: Cure | None = None
     tried = list(rules(window))
     for number, (named, rule) in enumerate(tried):
@@ -77,21 +75,13 @@ def far_apart(
             continue
         hypothesis = scaling_hypothesis(rotary, named, rule)
         changed = hypothesis.change(patient)
-        after = _at(changed, rows, places[-1])
+        after = losses_apart(changed, rows, places[-1])
         gain, z = paired_gain(before, after)
         if gain < LEAP / 2 or z < LEAST_Z:
             continue
-        if float(_at(changed, rows, places[0]).mean()) - nearby > _COST_NEARBY:
+        if float(losses_apart(changed, rows, places[0]).mean()) - nearby > COST_ELSEWHERE:
             continue
         # Of rules that are about as good, the one that comes first.
-        if best is None or gain > best.gain + _COST_NEARBY:
+        if best is None or gain > best.gain + COST_ELSEWHERE:
             best = Cure(hypothesis, float(before.mean()), float(after.mean()), z)
     return Distances(measured, best)
-
-
-def _at(patient: Patient, rows: Tensor, distance: int) -> Tensor:
-    """Losses of the second half of each row, put `distance` positions further on."""
-    length = rows.shape[1]
-    places = torch.arange(length)
-    places[length // 2 :] += distance
-    return losses(patient.decoder(), rows, places)[:, length // 2 :]

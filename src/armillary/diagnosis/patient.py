@@ -77,6 +77,14 @@ def losses(decoder: Decoder, tokens: Tensor, positions: Tensor | None = None) ->
     return _cross_entropy(decoder(tokens, positions=positions), tokens)
 
 
+def losses_apart(patient: Patient, rows: Tensor, distance: int) -> Tensor:
+    """Nats for the second half of each row (R, T), put `distance` positions further on."""
+    length = rows.shape[1]
+    places = torch.arange(length)
+    places[length // 2 :] += distance
+    return losses(patient.decoder(), rows, places)[:, length // 2 :]
+
+
 def _cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
     flat = logits[:, :-1].float().flatten(0, 1)
     each = F.cross_entropy(flat, tokens[:, 1:].flatten(), reduction="none")

@@ -20,7 +20,7 @@ from armillary.diagnosis.hypotheses import (
     exchanged_layers,
     layer_hypotheses,
 )
-from armillary.diagnosis.patient import Course, Patient, losses
+from armillary.diagnosis.patient import Course, Patient, losses, losses_apart
 from armillary.diagnosis.probe_text import ProbeText, with_prefix
 from armillary.parts.mask import Visibility
 from armillary.parts.rotary import Rotation
@@ -29,6 +29,8 @@ LEAST_GAIN = 0.02
 """Nats a token; what rounding and luck stay below."""
 LEAST_Z = 4.0
 """Standard errors above nothing: of a hundred changes tried, none gets there by chance."""
+COST_ELSEWHERE = 0.25
+"""Nats a token that a change of rotation may cost at other distances, to be called a cure."""
 _PROMISING = (0.005, 1.0)
 _HOPELESS = -0.25
 """Nats a token on the first few tokens: so much worse, a change is tried no further."""
@@ -221,7 +223,7 @@ class _State:
             changed = applied(self.patient, hypotheses)
             assert changed is not None
             gain, z = self.long.gain(self.long.of(changed))
-            if gain >= LEAST_GAIN and z >= LEAST_Z:
+            if gain >= LEAST_GAIN and z >= LEAST_Z and self._holds_far_apart(hypotheses, changed):
                 confirmed.append((gain, z, place, hypotheses))
         if not confirmed:
             return []
@@ -232,6 +234,20 @@ class _State:
             key=lambda entry: entry[2],
         )
         return self._as_cures(hypotheses, gain, z)
+
+    def _holds_far_apart(self, hypotheses: tuple[Hypothesis, ...], changed: Patient) -> bool:
+        """Whether a change of rotation costs nothing at the window's end, where a rule is for."""
+        if not {hypothesis.code for hypothesis in hypotheses} & {"scaling", "rotary-base"}:
+            return True
+        rows = with_prefix(self.text.far, self.prefix)
+        distance = self.patient.config.max_positions - rows.shape[1]
+        if distance < rows.shape[1]:
+            return True
+        before, after = (
+            float(_numbers(losses_apart(patient, rows, distance)).mean())
+            for patient in (self.patient, changed)
+        )
+        return after <= before + COST_ELSEWHERE
 
     def _as_cures(self, hypotheses: tuple[Hypothesis, ...], gain: float, z: float) -> list[Cure]:
         """A cure for each change; of several, each counts from where the one before it led."""
