@@ -1,7 +1,7 @@
 """Generation with SmolLM2-135M on the CPU beside llama.cpp and transformers, in one run.
 
     python benchmarks/generate.py                     everything
-    python benchmarks/generate.py --only decode       one part: decode, prefill, batch, guess, first
+    python benchmarks/generate.py --only decode       or prefill, batch, guess, first, reuse
     python benchmarks/generate.py --widths f32,q8_0   some widths
     python benchmarks/generate.py --quick             fewer repeats, shorter prompts
 
@@ -31,7 +31,9 @@ from protocol import Row, finish, note, parser
 THREADS = 2
 CONTEXT = 8192 + 256
 TEXT_MODULES = ("argparse.py", "ast.py", "datetime.py")
-PARTS = ("decode", "prefill", "batch", "guess", "first")
+PARTS = ("decode", "prefill", "batch", "guess", "first", "reuse")
+REUSED = 2000
+"""Tokens of the prompt that comes again."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,9 @@ class Run:
             if "first" in self.parts:
                 note(f"{width.name}: first token")
                 rows += _first_token(width, path, 3 if self.quick else 7)
+            if "reuse" in self.parts:
+                note(f"{width.name}: a prompt that comes again")
+                rows += _again(self.folder, width, path, 3 if self.quick else 7)
         return rows
 
     def _workers(self, width: Width, path: Path) -> list[Worker]:
@@ -280,6 +285,56 @@ def _first_token(width: Width, path: Path, repeats: int) -> list[Row]:
             Row(name, seconds["armillary"], "llama.cpp", peer_seconds, "s", higher_is_better=False)
         )
     return rows
+
+
+def _again(folder: Path, width: Width, path: Path, repeats: int) -> list[Row]:
+    """Whole processes for a long prompt and one token, where it was computed before and where not.
+
+    llama.cpp reads what its own function has saved of the same prompt.
+    """
+    prompt = folder / "prompt.txt"
+    prompt.write_text(_text(REUSED), encoding="utf-8")
+    ours = [sys.executable, "-m", "armillary", "generate", str(path), "-f", str(prompt)]
+    ours += ["--max-tokens", "1", "--temperature", "0"]
+    commands = {
+        "computed before": [*ours, "--prompt-cache"],
+        "computed now": [*ours, "--no-prompt-cache"],
+    }
+    if _has("llama_cpp"):
+        saved = folder / f"prompt-{width.name}.session"
+        peer = [sys.executable, str(Path(__file__).with_name("sessions.py")), str(path)]
+        commands["llama.cpp, computed before"] = [*peer, str(prompt), str(saved), str(THREADS)]
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for turn in range(repeats + 1):
+        for name, command in commands.items():
+            started = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True)
+            if turn:
+                taken[name].append(time.perf_counter() - started)
+    again, *others = ((name, statistics.median(values)) for name, values in taken.items())
+    goals = {"computed now": 3.0}
+    return [
+        Row(
+            f"{width.name}: first token after {REUSED} that were computed before, from the shell",
+            again[1],
+            name,
+            seconds,
+            "s",
+            goal=goals.get(name),
+            higher_is_better=False,
+        )
+        for name, seconds in others
+    ]
+
+
+def _text(tokens: int) -> str:
+    """About so many tokens of text."""
+    from armillary.checkpoints import open_checkpoint
+    from armillary.checkpoints.locate import locate
+
+    tokenizer = open_checkpoint(locate("smollm2-135m")).tokenizer
+    assert tokenizer is not None
+    return tokenizer.decode(_prompts(tokens)[0])
 
 
 def _prompts(longest: int) -> list[list[int]]:

@@ -15,6 +15,9 @@ settings.load_profile("armillary")
 for _name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
     os.environ.pop(_name, None)
 
+# Tests of the prompt cache ask for it, and say where it lies.
+os.environ["ARMILLARY_PROMPT_CACHE"] = "0"
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores; each with all of them would only wait for the others. Read by torch
     # when it is first imported, and by the processes that tests start.
@@ -30,6 +33,14 @@ def kernels():
 
     for each in all_kernels(host()):
         library().kernel(each.name)
+
+
+@pytest.fixture(scope="session")
+def device():
+    """A GPU's name where there is one, else the CPU's: the same tests run on either."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def pytest_collection_modifyitems(items):

@@ -14,6 +14,10 @@ from safetensors.torch import load_file, save_file
 
 import armillary
 from armillary.checkpoints import write_huggingface
+from armillary.config import FeedForwardConfig
+from armillary.engine import coverage
+from armillary.engine.coverage import COMPUTED
+from armillary.engine.library import library
 from armillary.errors import UserError
 from armillary.language_model import LanguageModel
 from armillary.parts.kv_cache import KVCache
@@ -316,6 +320,28 @@ def test_without_numba_torch_computes_and_one_notice_says_so(saved, monkeypatch)
         loaded(saved, engine="numba")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_torch_cannot_use_is_none(saved, monkeypatch):
+    monkeypatch.setattr("armillary.engine_choice.gpu_expected", lambda: True)
+    assert armillary.load(saved, engine="auto").engine == "numba"
+    assert armillary.load(saved, engine="auto", dtype="float64").engine == "torch"
+    assert armillary.load(saved, engine="auto", device="cpu").engine == "numba"
+
+
+def test_where_a_part_has_no_kernel_torch_computes_and_one_notice_names_it(saved, lm, monkeypatch):
+    known = {**COMPUTED[FeedForwardConfig], "activation": ("gelu",)}
+    monkeypatch.setattr(coverage, "COMPUTED", {**COMPUTED, FeedForwardConfig: known})
+    told: list[str] = []
+    fallen_back = loaded(saved, engine="auto", notice=told.append)
+    what = "feedforward.activation silu has no kernel in the numba engine"
+    assert told == [f"layers 0-1: {what}; torch computes instead"]
+    assert fallen_back.engine == "torch"
+    assert fallen_back.generate(PROMPTS, **GREEDY) == lm.generate(PROMPTS, **GREEDY)
+    with pytest.raises(UserError) as caught:
+        loaded(saved, engine="numba")
+    assert str(caught.value) == f"layers 0-1: {what}; take --engine torch"
+
+
 @pytest.mark.parametrize("engine", ["numba", "auto"])
 def test_only_torch_holds_weights_that_are_not_there(saved, engine):
     with pytest.raises(ValueError, match=f"weights unset, which engine '{engine}' cannot hold"):
@@ -413,6 +439,50 @@ def test_calls_without_a_cache_leave_no_trace(model):
     expected = model.generate(PROMPTS[0], **GREEDY)
     model.generate(PROMPTS[1], **GREEDY)
     assert model.generate(PROMPTS[0], **GREEDY) == expected
+
+
+LONG_PROMPT = [number % 200 + 3 for number in range(100)]
+
+
+def test_a_prompt_that_begins_as_the_last_one_is_computed_from_there(saved):
+    """Without being told, and so that not even the log-probabilities show it."""
+    lm, alone = loaded(saved, engine="numba"), loaded(saved, engine="numba")
+    alone.prompts = None
+    for prompt, reused in [
+        (LONG_PROMPT, 0),
+        (LONG_PROMPT, 99),
+        ([*LONG_PROMPT[:80], 7, 8], 80),
+        ([LONG_PROMPT, [*LONG_PROMPT, 9]], 100),
+    ]:
+        options = {**GREEDY, "logprobs": 2}
+        assert lm.generate(prompt, **options) == alone.generate(prompt, **options)
+        assert lm.prompts.reused == reused
+    assert loaded(saved).prompts is None, "torch's last bits tell how a prompt was cut"
+
+
+@pytest.fixture
+def roomy(tmp_path, monkeypatch):
+    """A saved model whose window holds long prompts, and an empty directory for those."""
+    library()  # stays where it is
+    monkeypatch.setenv("ARMILLARY_CACHE", str(tmp_path))
+    tiny_model(tmp_path / "tokenizer", max_positions=400).save(tmp_path / "roomy")
+    return tmp_path / "roomy"
+
+
+def test_prompts_are_kept_in_files_where_that_is_asked_for(roomy):
+    prompt = [number * 7 % 200 + 3 for number in range(300)]
+    for asked, reused in [(False, 0), (False, 0), (True, 0), (True, 299), (False, 0)]:
+        lm = loaded(roomy, engine="numba", prompt_files=asked)
+        lm.generate(prompt, **GREEDY)
+        assert lm.prompts.reused == reused
+
+
+def test_a_text_that_is_dropped_leaves_its_prompt_in_a_file(roomy, tmp_path):
+    events = loaded(roomy, engine="numba", prompt_files=True).stream([9] * 300, **GREEDY)
+    next(events)
+    assert not list(tmp_path.glob("prompts/*.safetensors")), "nothing before the first word"
+    events.close()
+    assert len(list(tmp_path.glob("prompts/*.safetensors"))) == 1
 
 
 def test_a_cache_serves_one_prompt(model):

@@ -78,7 +78,7 @@ def test_a_prefill_in_chunks_is_a_whole_one(name, chunk, monkeypatch):
     prompts = [SHORT, LONG * 2]
     whole = run(decoder, prompts)
     spy = Spy(decoder)
-    monkeypatch.setattr(torch_engine, "_PREFILL", chunk)
+    monkeypatch.setitem(torch_engine._PREFILL, "cpu", chunk)
     assert_close(run(decoder, prompts), whole)
     assert spy.shapes[0] == (2, chunk)
 
@@ -87,7 +87,7 @@ def test_only_the_last_position_is_projected_to_the_vocabulary(monkeypatch):
     decoder = build(VARIANTS["plain"])
     shapes = []
     decoder.head.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
-    monkeypatch.setattr(torch_engine, "_PREFILL", 3)
+    monkeypatch.setitem(torch_engine._PREFILL, "cpu", 3)
     run(decoder, [LONG])
     assert shapes == [(1, 1, 40)] * 2
 
@@ -109,6 +109,81 @@ def test_logits_are_float32_at_least(dtype, expected):
     assert np.array_equal(
         logits[0, 0], whole.detach().to(torch.promote_types(dtype, torch.float32)).numpy()
     )
+
+
+# --- steps of fixed shapes -------------------------------------------------------------------
+
+
+def greedy(decoder, prompts, count, **options):
+    """So many likeliest tokens after each prompt, (B, count), and the logits of each step."""
+    texts = TorchEngine(decoder, **options).texts([len(prompt) + count for prompt in prompts])
+    steps = [np.array(texts.begin(prompts))]
+    tokens = [steps[0].argmax(-1)]
+    for _ in range(count - 1):
+        steps.append(np.array(texts.step(tokens[-1].tolist())))
+        tokens.append(steps[-1].argmax(-1))
+    return np.stack(tokens, 1).tolist(), np.stack(steps, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "window", "mixed layers", "learned", "rope dynamic", "rope longrope"]
+)
+def test_steps_of_fixed_shapes_write_the_same_text(name, device, monkeypatch):
+    """A batch of unequal lengths, whose memory grows on the way; on a GPU they are recorded."""
+    monkeypatch.setattr("armillary.parts.layer_store._GROWTH", 4)
+    decoder = build(VARIANTS[name]).to(device)
+    text, logits = greedy(decoder, [SHORT, LONG], 20, fixed_steps=True)
+    usual, expected = greedy(decoder, [SHORT, LONG], 20, fixed_steps=False)
+    assert text == usual
+    assert_close(logits, expected)
+
+
+def test_on_a_cpu_steps_read_what_is_there_alone(monkeypatch):
+    """Slots that hold nothing yet cost time there, and no graph makes up for it."""
+    decoder = build(VARIANTS["plain"])
+    monkeypatch.setattr(decoder, "next", None)
+    run(decoder, [LONG])
+    texts = TorchEngine(decoder, fixed_steps=True).texts([9])
+    texts.begin([LONG])
+    with pytest.raises(TypeError):
+        texts.step([7])
+
+
+def test_texts_that_leave_a_batch_of_fixed_steps_change_no_other(device):
+    decoder = build(VARIANTS["plain"]).to(device)
+    results = []
+    for fixed in (True, False):
+        texts = TorchEngine(decoder, fixed_steps=fixed).texts([30] * 3)
+        logits = [*texts.begin([SHORT, LONG, [1]]), *texts.step([7, 8, 9]), *texts.step([1, 2, 3])]
+        texts.keep([2, 0])
+        logits += [*texts.step([4, 5]), *texts.step([6, 7]), *texts.step([8, 9])]
+        results.append(np.array(logits))
+    assert_close(*results)
+
+
+def test_guesses_between_fixed_steps_change_nothing(device):
+    """Several tokens at once, of which some are taken back, in the memory that steps go on with."""
+    decoder = build(VARIANTS["plain"]).to(device)
+    results = []
+    for fixed in (True, False):
+        texts = TorchEngine(decoder, fixed_steps=fixed).texts([40])
+        logits = [*texts.begin([LONG]), *texts.step([7])]
+        for guesses in ([3, 4, 5], [6, 7, 8, 9]):
+            logits += texts.steps(guesses)
+            texts.take_back(2)
+            logits += [*texts.step([10]), *texts.step([11])]
+        results.append(np.array(logits))
+    assert_close(*results)
+
+
+def test_fixed_steps_go_on_from_a_windowed_cache_as_they_can(device):
+    decoder = build(VARIANTS["window"]).to(device)
+    results = []
+    for fixed in (True, False):
+        cache = KVCache(decoder.config, windowed=True)
+        texts = TorchEngine(decoder, fixed_steps=fixed).texts([20], cache)
+        results.append(np.array([*texts.begin([LONG]), *texts.step([7]), *texts.step([8])]))
+    assert_close(*results)
 
 
 # --- a cache to go on from ------------------------------------------------------------------

@@ -210,6 +210,12 @@ class DecoderConfig(_Strict):
         """N."""
         return len(self.layers)
 
+    @property
+    def rotaries(self) -> list[RotaryConfig]:
+        """The rotations of the layers, each once."""
+        found = dict.fromkeys(layer.attention.rotary for layer in self.layers)
+        return [rotary for rotary in found if rotary is not None]
+
     @classmethod
     def uniform(
         cls,

@@ -22,7 +22,8 @@ from armillary.parts.kv_cache import KVCache
 from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.norm import build_norm
 from armillary.parts.positions import LearnedPositions, SinusoidalPositions
-from armillary.parts.rotary import Rotation, rotation, varies_with_length
+from armillary.parts.rotary import Rotation, rotation, rotation_under, varies_with_length
+from armillary.parts.slots import Slots
 
 
 class SequencePart(Protocol):
@@ -129,10 +130,10 @@ class Decoder(nn.Module):
         self.final_norm = build_norm(config.final_norm, d) if config.final_norm else nn.Identity()
         self.head = Head(config)
         # Each rotation is computed once a pass, however many layers turn by it.
-        rotaries = [layer.attention.rotary for layer in config.layers]
-        self._rotaries = [rotary for rotary in dict.fromkeys(rotaries) if rotary is not None]
+        self._rotaries = config.rotaries
         self._rotary_of = [
-            None if rotary is None else self._rotaries.index(rotary) for rotary in rotaries
+            None if rotary is None else self._rotaries.index(rotary)
+            for rotary in (layer.attention.rotary for layer in config.layers)
         ]
         if self.embedding.weight.device.type != "meta":
             self.initialise()
@@ -258,6 +259,24 @@ class Decoder(nn.Module):
         return hidden[:, -tokens.shape[1] :]
 
     @torch.no_grad()
+    def next(self, tokens: Tensor, slots: Slots) -> Tensor:
+        """Take one more token of each text into its slot → logits of what follows, (B, 1, V).
+
+        Shapes: tokens (B, 1). The logits are those that the cache would give; but shapes, memory
+        and numbers in Python stay the same from step to step, so that this can be recorded or
+        compiled once. The caller asks the cache for the slot before, which sees to positions that
+        a table has, and tells it afterwards (`KVCache.make_slot`, `fill_slot`).
+        """
+        x = self._embedded(tokens)
+        if self.position_table is not None:
+            x = x + self.position_table.rows(slots.positions, x.dtype)
+        turns = [
+            rotation_under(rotary, theta, slots.positions, dtype=x.dtype)
+            for rotary, theta in zip(self._rotaries, slots.frequencies, strict=True)
+        ]
+        return self.project(self._through(x, slots.visibility(), turns, slots.stores))
+
+    @torch.no_grad()
     def branches(self, tokens: Tensor, parents: Sequence[int], cache: KVCache) -> Tensor:
         """Several continuations of what a cache holds, in one pass → (B, T, d) as `hidden` gives.
 
@@ -280,20 +299,32 @@ class Decoder(nn.Module):
         lengths: int | Sequence[int] | None,
         stores: Sequence[KeyValueStore] | None = None,
     ) -> Tensor:
-        x = self.embedding(tokens)
-        if self.config.embedding_scale != 1:
-            x = x * self.config.embedding_scale
+        x = self._embedded(tokens)
         if self.position_table is not None:
             x = x + self.position_table(positions, x.dtype)
         x = self.dropout(x)
         turns = [
             rotation(rotary, positions, lengths=lengths, dtype=x.dtype) for rotary in self._rotaries
         ]
+        return self._through(x, visibility, turns, stores)
+
+    def _through(
+        self,
+        x: Tensor,
+        visibility: Visibility,
+        turns: Sequence[Rotation],
+        stores: Sequence[KeyValueStore] | None,
+    ) -> Tensor:
+        """The layers and the final norm. Shapes: x (B, T, d) → (B, T, d)."""
         for number, (layer, rotary) in enumerate(zip(self.layers, self._rotary_of, strict=True)):
             turn = None if rotary is None else turns[rotary]
             x = layer(x, visibility, turn, None if stores is None else stores[number])
         normed: Tensor = self.final_norm(x)
         return normed
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embedding(tokens)
+        return x if self.config.embedding_scale == 1 else x * self.config.embedding_scale
 
     def project(self, hidden: Tensor) -> Tensor:
         """hidden (..., d) → logits (..., V)."""

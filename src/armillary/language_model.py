@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from armillary.checkpoints import open_checkpoint, save_armillary
 from armillary.checkpoints.checkpoint import Checkpoint
-from armillary.checkpoints.locate import locate
+from armillary.checkpoints.locate import locate, prompt_directory
+from armillary.checkpoints.sums import Sums
 from armillary.config import DecoderConfig
+from armillary.engine.coverage import NoKernelError
 from armillary.engine_choice import WIDTHS, EngineName, choose_engine
 from armillary.errors import UserError
 from armillary.generation.batch import generate
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from armillary.chat import ChatTemplate
     from armillary.decoder import Decoder
     from armillary.engine.decoder import EngineDecoder
+    from armillary.engine.prompts import PromptCache
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 Prompt = str | Sequence[int]
@@ -61,7 +64,8 @@ class LanguageModel:
     `decoder` is a `Decoder` on the torch engine, an `EngineDecoder` on the numba engine.
     `defaults` are the sampling options that the checkpoint states; what a call passes goes before
     them. `eos_ids` end a completion. `notices` are things about the checkpoint that a user should
-    hear of. Calls that go on one after the other share nothing but a cache that is passed in.
+    hear of. `prompts`, on the numba engine, are what calls go on from without being told: the last
+    prompt's beginning is not computed again, which changes nothing of any text; None computes all.
     """
 
     decoder: Any
@@ -69,6 +73,7 @@ class LanguageModel:
     defaults: Mapping[str, object] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
+    prompts: "PromptCache | None" = None
 
     @property
     def config(self) -> DecoderConfig:
@@ -190,15 +195,25 @@ class LanguageModel:
             proposer = self._drafted(draft)
         elif speculate:
             proposer = SuffixProposer()
-        return generate(
-            self._engine(),
-            self.tokenizer,
-            prompts,
-            configs,
-            eos_ids=self.eos_ids,
-            cache=cache,
-            proposer=proposer,
+        return self._saving(
+            generate(
+                self._engine(),
+                self.tokenizer,
+                prompts,
+                configs,
+                eos_ids=self.eos_ids,
+                cache=cache,
+                proposer=proposer,
+            )
         )
+
+    def _saving(self, events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
+        """The events; after them, or when they are dropped, the prompt may go to a file."""
+        try:
+            yield from events
+        finally:
+            if self.prompts is not None:
+                self.prompts.save()
 
     def _drafted(self, draft: "LanguageModel") -> Proposer:
         """Guesses of another model. Raises UserError when its tokens are not this one's."""
@@ -213,7 +228,7 @@ class LanguageModel:
 
     def _engine(self) -> Engine:
         if self.engine == "numba":
-            return TextEngine(self.decoder)
+            return TextEngine(self.decoder, self.prompts)
         from armillary.torch_engine import TorchEngine
 
         return TorchEngine(self.decoder)
@@ -227,16 +242,20 @@ def load(
     device: str = "auto",
     ignore_keys: Sequence[str] = (),
     allow_missing: bool = False,
+    prompt_files: bool = False,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> LanguageModel:
     """The model that an alias, a directory, a .gguf file or a Hub id names.
 
-    `engine`: torch; numba, which runs on the CPU and needs no torch; auto is numba on the CPU.
+    `engine`: torch; numba, which runs on the CPU and needs no torch; auto is numba on the CPU,
+    unless the configuration has parts without a kernel, which a notice then names.
     `dtype`: float32, float64, bfloat16 or float16; auto is bfloat16 for files in it, else
     float32. The numba engine has float32 and bfloat16, and auto takes weights as they are stored.
     `device`: as torch names it; auto is a GPU where torch finds one, else the CPU.
     `ignore_keys` are configuration keys to pass over that are otherwise refused as unknown.
+    With `prompt_files` the numba engine keeps what it computes of long prompts in private files,
+    for the processes that come after (see engine/prompt_files.py); torch has none.
     `progress` is called with the parameters filled and their count (by torch), `notice` with each
     line of `notices` as soon as it is known.
     Raises UserError in one line for what cannot be found, read or used.
@@ -244,6 +263,14 @@ def load(
     if allow_missing and engine != "torch":
         raise ValueError(f"allow_missing leaves weights unset, which engine {engine!r} cannot hold")
     chosen = choose_engine(engine, device, dtype)
+    if (
+        engine == "auto"
+        and chosen == "torch"
+        and device == "auto"
+        and _device("auto").type == "cpu"
+    ):
+        # A driver's files are there, but no GPU that this torch can use.
+        chosen = choose_engine(engine, "cpu", dtype)
     path = locate(os.fspath(name))
     with _collector_paused():
         checkpoint = open_checkpoint(path, ignore_keys=ignore_keys, allow_missing=allow_missing)
@@ -264,7 +291,10 @@ def load(
     if decoder is None:
         decoder = _on_torch(checkpoint, dtype, device, allow_missing, progress)
     defaults, eos_ids = _stated(checkpoint)
-    return LanguageModel(decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(notices))
+    prompts = None
+    if chosen == "numba" and isinstance(decoder, TextDecoder):
+        prompts = _prompts(checkpoint, dtype, decoder, prompt_files, tell)
+    return LanguageModel(decoder, checkpoint.tokenizer, defaults, eos_ids, tuple(notices), prompts)
 
 
 @contextmanager
@@ -283,18 +313,44 @@ def _collector_paused() -> Iterator[None]:
 def _on_numba(
     checkpoint: Checkpoint, dtype: str, notice: Callable[[str], None], *, or_none: bool
 ) -> "EngineDecoder | None":
-    """None, with a notice, where the engine cannot be imported and that is no error."""
-    config, tensors = checkpoint.config, checkpoint.tensors
+    """None, with a notice, where the engine cannot compute and that is no error."""
+    cause: Exception
     try:
         from armillary.engine.decoder import EngineDecoder
 
-        return EngineDecoder(config, tensors, width=WIDTHS[dtype], notice=notice)
+        return EngineDecoder(
+            checkpoint.config, checkpoint.tensors, width=WIDTHS[dtype], notice=notice
+        )
     except ImportError as error:
-        said = f"the numba engine cannot be imported ({error})"
-        if not or_none:
-            raise UserError(f"{said}; install numba, or take --engine torch") from error
-        notice(f"{said}; torch computes instead")
-        return None
+        said, cause = f"the numba engine cannot be imported ({error})", error
+        remedy = "install numba, or take --engine torch"
+    except NoKernelError as error:
+        said, remedy, cause = str(error), "take --engine torch", error
+    if not or_none:
+        raise UserError(f"{said}; {remedy}") from cause
+    notice(f"{said}; torch computes instead")
+    return None
+
+
+def _prompts(
+    checkpoint: Checkpoint,
+    dtype: str,
+    decoder: "EngineDecoder",
+    in_files: bool,
+    notice: Callable[[str], None],
+) -> "PromptCache":
+    """What the numba engine knows of earlier prompts."""
+    from armillary.engine.prompts import PromptCache
+
+    if not in_files:
+        return PromptCache(decoder.config)
+    from armillary.engine.prompt_files import PromptFiles
+
+    folder = prompt_directory()
+    weights = sorted({Path(tensor.where) for tensor in checkpoint.tensors.values()})
+    sums = Sums(weights, folder / "weights.json", notice)
+    files = PromptFiles(folder, sums, decoder.config, WIDTHS[dtype], decoder.stored)
+    return PromptCache(decoder.config, files)
 
 
 def _on_torch(

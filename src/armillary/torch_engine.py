@@ -1,6 +1,9 @@
 """A torch decoder as generation's engine: the texts of a batch in one cache, padded on the left.
 
-Padding is masked, so positions count real tokens and each text gets what it gets alone.
+Padding is masked, so positions count real tokens and each text gets what it gets alone. Prompts
+are computed in blocks, and so is every step on a CPU. On a GPU the step of one more token each has
+fixed shapes, over all slots that the cache has memory for, and is recorded as a CUDA graph: anew
+when the cache has grown to twice its size, or texts have left the batch.
 """
 
 from collections.abc import Sequence
@@ -12,22 +15,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from armillary.config import DecoderConfig
+from armillary.cuda_graph import recorded
 from armillary.decoder import Decoder
 from armillary.parts.kv_cache import KVCache
 from armillary.parts.layer_store import CacheError
+from armillary.parts.slots import Slots
 
-_PREFILL = 512
+_PREFILL = {"cpu": 512, "cuda": 2048}
 """Tokens of each prompt that are computed at once: what bounds the memory of activations."""
 
 
 class TorchEngine:
     """Computes with a decoder, in its own number type and on its own device.
 
+    `fixed_steps`: whether the step of one more token each has fixed shapes, as a GPU needs it to be
+    quick; on a CPU it would read slots that hold nothing. Left out, it is so on CUDA devices.
     The methods are those of `generation.engine.Engine`.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, *, fixed_steps: bool | None = None) -> None:
+        on_gpu = decoder.embedding.weight.device.type == "cuda"
         self._decoder = decoder
+        self._fixed_steps = on_gpu if fixed_steps is None else fixed_steps
 
     @property
     def config(self) -> DecoderConfig:
@@ -51,14 +60,21 @@ class TorchEngine:
                 "the decoder is in training mode, with dropout; call decoder.eval() first"
             )
         if cache is None:
-            cache = KVCache(self.config, len(lengths), windowed=True, rotary_length=lengths)
+            cache = KVCache(
+                self.config,
+                len(lengths),
+                windowed=not self._fixed_steps,
+                rotary_length=lengths,
+            )
         elif not isinstance(cache, KVCache):
             raise TypeError(
                 f"a cache of type {type(cache).__name__} is not of this engine; it takes a KVCache"
             )
         elif cache.batch != 1:
             raise ValueError(f"a cache of {cache.batch} rows for one prompt; it must have one")
-        return PaddedTexts(self._decoder, cache)
+        return PaddedTexts(
+            self._decoder, cache, FixedStep(self._decoder) if self._fixed_steps else None
+        )
 
 
 class PaddedTexts:
@@ -68,8 +84,8 @@ class PaddedTexts:
     decoder computes in it.
     """
 
-    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
-        self._decoder, self._cache = decoder, cache
+    def __init__(self, decoder: Decoder, cache: KVCache, fixed: "FixedStep | None") -> None:
+        self._decoder, self._cache, self._fixed = decoder, cache, fixed
         self._device = decoder.embedding.weight.device
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]]:
@@ -81,7 +97,7 @@ class PaddedTexts:
                 tokens.to(self._device),
                 self._cache,
                 mask=None if mask is None else mask.to(self._device),
-                chunk=_PREFILL,
+                chunk=_PREFILL.get(self._device.type, 512),
             )
         return _rows(logits)
 
@@ -89,6 +105,8 @@ class PaddedTexts:
         """Take one more token of each text in → the logits after each, (V,)."""
         last = torch.tensor(tokens, device=self._device).unsqueeze(1)
         with torch.no_grad():
+            if self._fixed is not None and self._cache.make_slot(self._decoder.config, last):
+                return _rows(self._fixed(last, self._cache))
             return _rows(self._decoder(last, cache=self._cache, logits="last"))
 
     def steps(self, tokens: Sequence[int]) -> list[NDArray[np.floating[Any]]]:
@@ -105,6 +123,30 @@ class PaddedTexts:
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these texts only, in this order."""
         self._cache.reorder(rows)
+
+
+class FixedStep:
+    """One more token of each text, in shapes and memory that stay as long as the cache's do."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._slots: Slots | None = None
+
+    def __call__(self, tokens: Tensor, cache: KVCache) -> Tensor:
+        """tokens (B, 1) → logits (B, 1, V), which hold until the next call.
+
+        The cache has made a slot for them.
+        """
+        if self._slots is None or not self._slots.are_of(cache):
+            self._slots = slots = Slots(cache)
+            self._tokens = held = torch.empty_like(tokens)
+            decoder = self._decoder
+            self._step = recorded(lambda: decoder.next(held, slots), tokens.device)
+        self._slots.follow(cache)
+        self._tokens.copy_(tokens)
+        logits = self._step()
+        cache.fill_slot(tokens)
+        return logits
 
 
 def _rows(logits: Tensor) -> list[NDArray[np.floating[Any]]]:

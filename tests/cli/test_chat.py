@@ -90,9 +90,9 @@ def test_the_numba_engine_computes_only_what_is_new(
     computed: list[int] = []
     take = lm.decoder.take
 
-    def counting(caches: list[object], tokens: list[list[int]]) -> object:
+    def counting(caches: list[object], tokens: list[list[int]], **how: bool) -> object:
         computed.append(len(tokens[0]))
-        return take(caches, tokens)
+        return take(caches, tokens, **how)
 
     monkeypatch.setattr(lm.decoder, "take", counting)
     ask(conversation, "and?")
@@ -107,6 +107,22 @@ def test_undo_takes_back_the_last_turn(either: LanguageModel) -> None:
     ask(conversation, "something else")
     conversation.undo()
     assert ask(conversation, "why") == afresh(either, [("Hello", first)], "why")
+
+
+def test_what_is_taken_back_leaves_no_trace(saved: Path) -> None:
+    """Case 58: the numbers of the last answer are, to the last bit, those of a talk without it."""
+    lm = load(saved, engine="numba")
+    talks = [Conversation(lm, None, OPTIONS) for _ in range(2)]
+    for talk in talks:
+        ask(talk, "Hello")
+    ask(talks[0], "why not something else, at some length")
+    talks[0].undo()
+    asked = {"role": "user", "content": "why"}
+    events = []
+    for talk in talks:
+        ids = lm.chat_template.encode([*talk._messages, asked])
+        events.append(list(lm.stream(ids, cache=talk._cache, logprobs=3, **OPTIONS)))
+    assert events[0] == events[1]
 
 
 def test_an_answer_broken_off_is_kept_as_far_as_it_came(either: LanguageModel) -> None:

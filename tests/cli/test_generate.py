@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from armillary.cli import main
+from armillary.config import FeedForwardConfig
+from armillary.engine import coverage
+from armillary.engine.coverage import COMPUTED
 from armillary.errors import UserError
 from armillary.generation.decode import TokenEvent
 from armillary.language_model import LanguageModel, load
@@ -95,6 +98,24 @@ def test_a_terminal_is_told_which_engine_computed(
     assert f"ended by length; {engine} engine" in capsys.readouterr().err
 
 
+def test_a_part_without_a_kernel_is_computed_with_torch_or_refused(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {**COMPUTED[FeedForwardConfig], "kind": ("mlp",)}
+    monkeypatch.setattr(coverage, "COMPUTED", {**COMPUTED, FeedForwardConfig: known})
+    what = "layers 0-1: feedforward.kind glu has no kernel in the numba engine"
+    options = ["generate", model, "Hello", "--max-tokens", "3", "--device", "cpu"]
+    greedy = ["--temperature", "0"]
+    assert main([*options, *greedy, "--engine", "torch"]) == 0
+    by_torch = capsys.readouterr().out
+    assert main([*options, *greedy]) == 0
+    output = capsys.readouterr()
+    assert output.out == by_torch
+    assert output.err == f"note: {what}; torch computes instead\n"
+    assert main([*options, "--engine", "numba"]) == 2
+    assert capsys.readouterr().err == f"armillary: {what}; take --engine torch\n"
+
+
 @pytest.mark.parametrize("options", [[], ["--engine", "numba", "--chat", "--json"]])
 def test_a_prompt_is_continued_without_torch(model: str, options: list[str]) -> None:
     program = "import sys; from armillary.cli import main; main(sys.argv[1:]); print(*sys.modules)"
@@ -106,6 +127,32 @@ def test_a_prompt_is_continued_without_torch(model: str, options: list[str]) -> 
     assert "armillary.engine.decoder" in modules
     assert "torch" not in modules
     assert done.stderr == ""
+
+
+def test_a_long_prompt_is_computed_once_unless_that_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ARMILLARY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    tiny_model(tmp_path / "tokenizer", max_positions=1024).save(tmp_path / "tiny")
+    (tmp_path / "long.txt").write_text("All work and no play. " * 20)
+    model, file = str(tmp_path / "tiny"), str(tmp_path / "long.txt")
+    options = ["--max-tokens", "5", "--temperature", "0", "--engine", "numba"]
+    texts = []
+    for how, said in [
+        (["--no-prompt-cache"], "440 prompt tokens, first token"),
+        (["--prompt-cache"], "440 prompt tokens, first token"),
+        (["--prompt-cache"], "440 prompt tokens (439 of them known), first token"),
+        (["--no-prompt-cache"], "440 prompt tokens, first token"),
+    ]:
+        assert main(["generate", model, "-f", file, *options, *how]) == 0
+        out, err = capsys.readouterr()
+        assert said in err
+        texts.append(out)
+    assert len(set(texts)) == 1
+    monkeypatch.setenv("ARMILLARY_PROMPT_CACHE", "1")
+    assert main(["generate", model, "-f", file, *options]) == 0
+    assert "439 of them known" in capsys.readouterr().err
 
 
 def test_json_has_the_facts_of_each_prompt(

@@ -85,3 +85,46 @@ def test_a_capacity_is_at_least_one(capacity: int) -> None:
 def test_a_rotary_length_is_at_least_one() -> None:
     with pytest.raises(ValueError, match="rotary_length 0 must be at least 1"):
         TextCache(PLAIN, rotary_length=0)
+
+
+def filled(stored: str, count: int) -> TextCache:
+    """A cache with numbers in it that tell their places."""
+    cache = TextCache(PLAIN, stored)  # type: ignore[arg-type]
+    cache.reserve(count)
+    for part in cache.arrays().values():
+        part[:] = np.arange(part.size).reshape(part.shape) % 251
+    cache.tokens += range(count)
+    return cache
+
+
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@pytest.mark.parametrize("count", [1, CHUNK, CHUNK + 1, 150])
+def test_a_beginning_holds_whole_chunks_in_memory_of_its_own(stored: str, count: int) -> None:
+    cache = filled(stored, 150)
+    other = cache.beginning(count, room=200, rotary_length=9)
+    assert (other.tokens, other.room, other.rotary_length) == (list(range(count)), 256, 9)
+    whole = -(-count // CHUNK) * CHUNK
+    for name, part in other.arrays().items():
+        held = cache.arrays()[name]
+        width = held.shape[1] // cache.room
+        assert part.shape == (len(held), other.room * width)
+        np.testing.assert_array_equal(part[:, : whole * width], held[:, : whole * width])
+        assert not part[:, whole * width :].any()
+        assert not np.shares_memory(part, held)
+
+
+def test_what_is_seen_stays_when_the_text_goes_on() -> None:
+    cache = filled("BF16", 150)
+    seen = cache.seen()
+    before = {name: part.copy() for name, part in cache.arrays().items()}
+    assert all(np.shares_memory(a, b) for a, b in zip(cache.keys, seen.keys, strict=True))
+    cache.tokens += [7] * 300
+    cache.reserve(1)
+    assert len(seen.tokens) == 150
+    for name, part in seen.arrays().items():
+        np.testing.assert_array_equal(part, before[name])
+
+
+def test_arrays_of_another_type_are_not_taken_in() -> None:
+    with pytest.raises(ValueError, match=r"keys\.0 is float32, not uint16"):
+        TextCache(PLAIN, "BF16").put([1], filled("F32", 1).arrays())

@@ -54,6 +54,38 @@ def test_what_a_cache_shares_with_a_prompt_is_not_computed_again(decoder, prompt
     assert (first == again).all() == (prompt == PROMPT)
 
 
+class Known:
+    """Earlier prompts, of which one begins with what is asked for; notes what is kept."""
+
+    def __init__(self, held):
+        self.held, self.kept = held, []
+
+    def find(self, prompt, empty):
+        return self.held or empty
+
+    def keep(self, cache):
+        self.kept.append(list(cache.tokens))
+
+
+def test_what_is_known_of_a_prompt_is_not_computed_again(decoder):
+    held = decoder.new_cache()
+    decoder.take([held], [PROMPT])
+    known = Known(held)
+    engine = TextEngine(decoder, known)
+    texts = engine.texts([9])
+    texts.begin([[*PROMPT, 4, 5]])
+    texts.step([6])
+    assert decoder.taken[1:] == [[[4, 5]], [[6]]]
+    assert known.kept == [[*PROMPT, 4, 5]], "a prompt, before its text goes on"
+
+
+def test_a_cache_that_is_brought_is_left_alone(decoder):
+    known = Known(None)
+    engine = TextEngine(decoder, known)
+    engine.texts([9], engine.new_cache()).begin([PROMPT])
+    assert known.kept == []
+
+
 def test_a_torch_cache_is_refused_even_when_it_is_empty(decoder):
     with pytest.raises(TypeError, match="KVCache is not of this engine; make one with new_cache"):
         TextEngine(decoder).texts([9], KVCache(decoder.config))

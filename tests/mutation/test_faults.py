@@ -21,6 +21,7 @@ from armillary.parts.kv_cache import KVCache
 from armillary.parts.layer_store import LayerStore
 from armillary.parts.mask import Visibility
 from armillary.parts.norm import RMSNorm
+from armillary.parts.slots import Slots, SlotStore
 from support.checks import (
     CACHE,
     CHUNKINGS,
@@ -31,6 +32,7 @@ from support.checks import (
     caches,
     layout_gap,
     padded,
+    slot_gap,
     specification_gap,
 )
 from support.models import ORIGINAL_WINDOW, VARIANTS, build, config, layer, tokens
@@ -53,6 +55,18 @@ def specification(name: str, **arguments: object) -> Check:
         lambda: specification_gap(build(VARIANTS[name]), tokens(3, LENGTH), **arguments),
         SPECIFICATION,
     )
+
+
+def in_slots(name: str, padding: tuple[int, ...] = (), **options: Any) -> Check:
+    """Steps of fixed shapes against whole passes."""
+
+    def measure() -> float:
+        of = VARIANTS[name]
+        mask = padded(3, *padding) if padding else None
+        cache = KVCache(of, 3, **options)
+        return slot_gap(build(of), cache, tokens(3, LENGTH), mask)
+
+    return Check(measure, CACHE)
 
 
 def branched(name: str) -> Check:
@@ -109,7 +123,7 @@ FAULTS: dict[str, Fault] = {
         specification("plain"),
     ),
     "the rotation is clockwise": Fault(
-        rotary.rotation, "angles.sin()", "-angles.sin()", specification("partial interleaved")
+        rotary.rotation_under, "angles.sin()", "-angles.sin()", specification("partial interleaved")
     ),
     "queries are rotated by one position too many": Fault(
         Attention.forward,
@@ -125,7 +139,7 @@ FAULTS: dict[str, Fault] = {
         specification("plain"),
     ),
     "a partial rotation takes the head's width for its frequencies": Fault(
-        rotary._frequencies,
+        rotary.frequencies,
         "of(base, d, length)",
         "of(base, 10, length)[: d // 2]",
         specification("partial rotation"),
@@ -138,7 +152,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # Scaling rules
     "the attention factor is dropped": Fault(
-        rotary.rotation,
+        rotary.rotation_under,
         "config.scaling.attention_factor()",
         "1.0",
         specification("rope yarn"),
@@ -185,9 +199,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "kv heads are tiled, not grouped": Fault(
         attention.attend,
-        "    if soft_cap is None and",
+        "    if soft_cap is None and visibility.is_plainly_causal",
         "    k, v = (part.repeat(1, q.shape[1] // part.shape[1], 1, 1) for part in (k, v))\n"
-        "    if soft_cap is None and",
+        "    if soft_cap is None and visibility.is_plainly_causal",
         specification("plain"),
     ),
     "scores are divided by d_head": Fault(
@@ -289,13 +303,13 @@ FAULTS: dict[str, Fault] = {
         specification("tied head"),
     ),
     "the embedding's scale is dropped": Fault(
-        Decoder._run,
+        Decoder._embedded,
         "x * self.config.embedding_scale",
         "x",
         specification("embedding scale"),
     ),
     "the final norm is dropped": Fault(
-        Decoder._run, "self.final_norm(x)", "x", specification("plain")
+        Decoder._through, "self.final_norm(x)", "x", specification("plain")
     ),
     "the final soft cap is dropped": Fault(
         Head.forward, "self.soft_cap is None", "True", specification("final soft cap")
@@ -357,6 +371,30 @@ FAULTS: dict[str, Fault] = {
         "self._window - 1",
         "self._window - 2",
         cached("window", "one by one", "windowed"),
+    ),
+    "slots that are not filled are read": Fault(
+        Slots.visibility, "(slots <= self._slot)", "(slots >= 0)", in_slots("plain")
+    ),
+    "a slot's window is one too wide": Fault(
+        Slots.visibility, "slots > self._slot", "slots >= self._slot", in_slots("window")
+    ),
+    "a slot's window is dropped": Fault(
+        Slots.visibility, "if window is None", "if True", in_slots("mixed layers")
+    ),
+    "padding in slots is counted": Fault(
+        Slots.positions, "- self._padding", "+ 0 * self._padding", in_slots("learned", (4, 0, 2))
+    ),
+    "padding in slots is read": Fault(
+        Slots.follow, "= cache.readable", "= True", in_slots("plain", (4, 0, 2))
+    ),
+    "slots see other frequencies than the cache": Fault(
+        Slots.follow,
+        "cache.next_lengths",
+        "[1] * cache.batch",
+        in_slots("rope longrope", rotary_length=30),
+    ),
+    "a slot's keys are not put in place": Fault(
+        SlotStore.append, "self._k.index_copy_(2, self._slot, k)", "k", in_slots("plain")
     ),
     "a cache that grows loses its oldest entry": Fault(
         LayerStore._grow, "[old, ", "[old.roll(-1, 2), ", cached("plain")

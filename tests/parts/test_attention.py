@@ -87,6 +87,30 @@ def test_it_is_the_softmax_of_plain_attention(
     assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("queries", [7, 3, 2])
+def test_the_triangle_of_a_kernel_is_aligned_to_the_lower_right(
+    queries: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 49, where no mask is held; `is_causal` alone would be aligned to the upper left."""
+    monkeypatch.setattr("armillary.parts.attention._flash_takes", lambda *_: True)
+    q, k, v = (part.to(device) for part in heads(queries=queries, keys=7))
+    ours = attend(q, k, v, Visibility(queries, 7), scale=0.4).cpu()
+    theirs = oracle(*heads(queries=queries, keys=7), causal(queries, 7, None), 0.4, None)
+    assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("queries", [64, 20, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_device_computes_in_any_type(dtype: torch.dtype, queries: int, device: str) -> None:
+    """Whichever kernel is taken: whole passes, blocks after others, single steps."""
+    exact = heads(queries=queries, keys=64)
+    q, k, v = (part.to(device, dtype) for part in exact)
+    ours = attend(q, k, v, Visibility(queries, 64), scale=0.4)
+    assert (ours.dtype, ours.device.type) == (dtype, device)
+    theirs = oracle(*exact, causal(queries, 64, None), 0.4, None)
+    assert_close(ours.cpu().double(), theirs, atol=8 * torch.finfo(dtype).eps, rtol=0)
+
+
 @given(st.data(), st.sampled_from([None, 0.7]), st.none() | st.integers(1, 6))
 def test_any_mask_combined_with_order_and_window(
     data: st.DataObject, soft_cap: float | None, window: int | None

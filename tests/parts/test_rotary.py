@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 from armillary.config import AttentionConfig, RotaryConfig
 from armillary.parts.rotary import (
-    _frequencies,
     convert_layout,
+    frequencies,
     rotate,
     rotation,
     varies_with_length,
@@ -316,8 +316,7 @@ def test_float32_frequencies_are_the_exact_ones_but_for_rounding(rule: AnyRopeSc
     """Of the exponent, which the power multiplies by ln b, and of the power and the division."""
     config = RotaryConfig(d_rotary=10, scaling=rule)
     narrow, exact = (
-        _frequencies(config, torch.tensor([[1]]), 1000, dtype)
-        for dtype in (torch.float32, torch.float64)
+        frequencies(config, 1000, dtype=dtype) for dtype in (torch.float32, torch.float64)
     )
     assert narrow.dtype == torch.float32
     torch.testing.assert_close(

@@ -13,6 +13,7 @@ from armillary.config import DecoderConfig, RotaryConfig
 from armillary.decoder import Decoder
 from armillary.parts.kv_cache import KVCache
 from armillary.parts.rotary import convert_layout
+from armillary.parts.slots import Slots
 from support.models import arrays
 
 SPECIFICATION = 1e-10
@@ -104,6 +105,32 @@ def cache_gap(
         new = slice(end - logits.shape[1], end)
         if real[:, new].any():
             worst = max(worst, gap(logits[real[:, new]], whole[:, new][real[:, new]]))
+    return worst
+
+
+def slot_gap(
+    decoder: Decoder, cache: KVCache, ids: torch.Tensor, mask: torch.Tensor | None = None
+) -> float:
+    """How far logits are from those of whole passes when each token is put into its slot.
+
+    A cache takes a prompt of 5 in; where it makes no slot, it takes in a token too.
+    """
+    start, slots, worst = 5, None, 0.0
+    length = cache._fixed
+    decoder(ids[:, :start], cache=cache, mask=None if mask is None else mask[:, :start])
+    for end in range(start + 1, ids.shape[1] + 1):
+        new = ids[:, end - 1 : end]
+        if cache.make_slot(decoder.config, new):
+            if slots is None or not slots.are_of(cache):
+                slots = Slots(cache)
+            slots.follow(cache)
+            logits = decoder.next(new, slots)
+            cache.fill_slot(new)
+        else:
+            logits = decoder(new, cache=cache)
+        real = None if mask is None else mask[:, :end]
+        whole = decoder(ids[:, :end], mask=real, rotary_length=length, logits="last")
+        worst = max(worst, gap(logits.cpu(), whole.detach().cpu()))
     return worst
 
 

@@ -55,9 +55,27 @@ def in_chunks(
     return np.concatenate(parts)
 
 
+def with_attention(config: DecoderConfig, **entries: Any) -> DecoderConfig:
+    """A configuration with other entries in the attention of every layer."""
+    layers = tuple(
+        layer.model_copy(update={"attention": layer.attention.model_copy(update=entries)})
+        for layer in config.layers
+    )
+    return config.model_copy(update={"layers": layers})
+
+
 def text(length: int, seed: int = 1, vocabulary: int = 61) -> list[int]:
     """Random token ids."""
     return np.random.default_rng(seed).integers(0, vocabulary, length).tolist()
 
 
-__all__ = ["PLAIN", "QUANTISED", "engine", "in_chunks", "stored_tensors", "text", "weights_of"]
+__all__ = [
+    "PLAIN",
+    "QUANTISED",
+    "engine",
+    "in_chunks",
+    "stored_tensors",
+    "text",
+    "weights_of",
+    "with_attention",
+]

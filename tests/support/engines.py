@@ -1,5 +1,6 @@
 """Engines for one torch decoder: torch itself, its texts each by itself, and compiled kernels."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,9 @@ class TextByText:
         tokens: Sequence[Sequence[int]],
         *,
         every: bool = False,
+        prompts: bool = False,
     ) -> list[np.ndarray]:
+        del prompts
         self.taken.append([list(new) for new in tokens])
         logits = []
         for text, new in zip(caches, tokens, strict=True):
@@ -106,8 +109,16 @@ def compiled(decoder: Decoder) -> TextDecoder:
     return engine(decoder.config, arrays(decoder), threads=1)
 
 
+def in_slots(decoder: Decoder) -> Engine:
+    """Torch with steps of fixed shapes; on a GPU, where they are recorded, if there is one."""
+    if torch.cuda.is_available():
+        decoder = copy.deepcopy(decoder).to("cuda")
+    return TorchEngine(decoder, fixed_steps=True)
+
+
 ENGINES = {
     "torch": Kind(TorchEngine, 1e-10),
+    "torch, fixed steps": Kind(in_slots, 1e-10),
     "text by text": Kind(lambda decoder: TextEngine(TextByText(decoder)), 1e-10),
     "numba": Kind(lambda decoder: TextEngine(compiled(decoder)), 1e-4),
 }

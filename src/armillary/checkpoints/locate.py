@@ -49,6 +49,11 @@ def cache_directory() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "armillary"
 
 
+def prompt_directory() -> Path:
+    """Return where what was computed of long prompts lies."""
+    return cache_directory() / "prompts"
+
+
 def _may_be_on_the_hub(name: str) -> bool:
     """Return whether a name that is no path here has the form of a Hub id."""
     owner, *rest = name.partition("@")[0].split("/")

@@ -34,6 +34,7 @@ from armillary.cli.extend import extend
 from armillary.cli.generate import generate
 from armillary.cli.inspect import inspect
 from armillary.cli.prepare import prepare
+from armillary.cli.prompts import prompts
 from armillary.cli.pull import pull
 from armillary.cli.quantize import quantize
 from armillary.cli.tokenizer import tokenizer
@@ -45,6 +46,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     inspect,
     generate,
     chat,
+    prompts,
     tokenizer,
     prepare,
     train,

@@ -121,6 +121,17 @@ Dtype = Annotated[
         rich_help_panel=_LOADING,
     ),
 ]
+PromptCache = Annotated[
+    bool,
+    typer.Option(
+        "--prompt-cache/--no-prompt-cache",
+        envvar="ARMILLARY_PROMPT_CACHE",
+        show_envvar=False,
+        help="Keep what the numba engine computes of a long prompt in a private file, and go on "
+        "from there next time; see armillary prompts.",
+        rich_help_panel=_LOADING,
+    ),
+]
 Device = Annotated[
     str,
     typer.Option(
@@ -142,6 +153,7 @@ def load_model(
     device: str,
     ignore_key: list[str] | None,
     engine: str = "torch",
+    prompt_files: bool = False,
 ) -> "LanguageModel":
     """Find, fetch if need be, and load a model, with progress and notices on standard error."""
     from armillary.checkpoints.locate import locate
@@ -167,5 +179,6 @@ def load_model(
             dtype=dtype,
             device=device,
             ignore_keys=tuple(ignore_key or ()),
+            prompt_files=prompt_files,
             notice=say,
         )

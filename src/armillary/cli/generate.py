@@ -15,6 +15,7 @@ from armillary.cli._sampling import (
     Engine,
     MaxTokens,
     MinP,
+    PromptCache,
     RepetitionPenalty,
     Seed,
     Speculate,
@@ -101,6 +102,7 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     ignore_key: IgnoreKey = None,
+    prompt_cache: PromptCache = True,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -134,7 +136,7 @@ def generate(
     if len(prompts) > 1 and (speculate or draft is not None):
         raise UserError("--speculate and --draft are for one prompt; leave them out")
     _check(options)
-    lm = load_model(model, dtype, device, ignore_key, engine)
+    lm = load_model(model, dtype, device, ignore_key, engine, prompt_cache)
     if draft is not None:
         options["draft"] = load_model(draft, dtype, device, None, engine)
     elif speculate:
@@ -196,8 +198,10 @@ def _streaming(
             sys.stdout.write("\n")
     if sys.stderr.isatty():
         rate = (count - 1) / (time.perf_counter() - first) if count > 1 else 0.0
+        reused = 0 if lm.prompts is None else lm.prompts.reused
+        known = f" ({reused} of them known)" if reused else ""
         said = (
-            f"{len(ids)} prompt tokens, first token after {first - started:.2f} s; "
+            f"{len(ids)} prompt tokens{known}, first token after {first - started:.2f} s; "
             f"{count} tokens, {rate:.1f} tokens/s; ended by {reason}; {lm.engine} engine"
         )
         sys.stderr.write(dim(said, sys.stderr) + "\n")

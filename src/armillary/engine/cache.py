@@ -4,13 +4,15 @@ A batch is several of these, each of its own length, so nothing is ever padded. 
 too: a rule whose frequencies vary with the length may need them computed anew.
 """
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from armillary.config import DecoderConfig
-from armillary.engine.kv_layout import CHUNK, Stored, value_width
+from armillary.engine.kv_layout import CHUNK, Stored, value_width, whole_chunks
 
 _ITEM: dict[Stored, np.dtype[Any]] = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
 
@@ -22,8 +24,8 @@ class CacheFullError(ValueError):
 class TextCache:
     """Room for the keys and values of a text, of every layer.
 
-    `capacity` None grows as needed; a number is never exceeded. `rotary_length` fixes the length
-    that rules see whose frequencies vary with it.
+    `capacity` None grows as needed, from `room` on; a number is never exceeded. `rotary_length`
+    fixes the length that rules see whose frequencies vary with it.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class TextCache:
         *,
         capacity: int | None = None,
         rotary_length: int | None = None,
+        room: int = CHUNK,
     ) -> None:
         if capacity is not None and capacity < 1:
             raise CacheFullError(f"capacity {capacity} must be at least 1")
@@ -46,7 +49,7 @@ class TextCache:
         self.keys: list[NDArray[np.generic]] = []
         self.values: list[NDArray[np.generic]] = []
         self.addresses = np.zeros((2, config.n_layers), np.int64)
-        self._take(CHUNK if capacity is None else capacity)
+        self._take(room if capacity is None else capacity)
 
     @property
     def length(self) -> int:
@@ -86,9 +89,45 @@ class TextCache:
         other._locate()
         return other
 
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """All that is kept of the tokens, by name, each (h_kv, chunks of room · their numbers)."""
+        named = (("keys", self.keys), ("values", self.values))
+        return {f"{name}.{n}": part for name, parts in named for n, part in enumerate(parts)}
+
+    def seen(self) -> "TextCache":
+        """What is held now, in the same memory: good for as long as the text only goes on."""
+        other = copy.copy(self)
+        other.tokens, other.addresses = list(self.tokens), self.addresses.copy()
+        return other
+
+    def beginning(self, count: int, *, room: int, rotary_length: int | None = None) -> "TextCache":
+        """An independent copy of the first `count` tokens, with room for `room`."""
+        other = TextCache(
+            self.config, self.stored, rotary_length=rotary_length, room=max(count, room)
+        )
+        other.put(self.tokens[:count], self.arrays())
+        other.filled_at = self.filled_at
+        return other
+
+    def put(self, tokens: list[int], arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Hold these tokens, which `arrays` like one's own hold, or begin with.
+
+        Raises ValueError for arrays of another type.
+        """
+        for name, part in self.arrays().items():
+            if arrays[name].dtype != part.dtype:
+                raise ValueError(f"{name} is {arrays[name].dtype}, not {part.dtype}")
+            count = self.span(part, len(tokens))
+            part[:, :count] = arrays[name][:, :count]
+        self.tokens = list(tokens)
+
+    def span(self, part: NDArray[np.generic], tokens: int) -> int:
+        """How many numbers of each head in one of the arrays the first tokens take."""
+        return part.shape[1] // (self.room // CHUNK) * (whole_chunks(tokens) // CHUNK)
+
     def _take(self, tokens: int) -> None:
         """Memory for so many tokens, with what is held copied to it."""
-        room = -(-tokens // CHUNK) * CHUNK
+        room = whole_chunks(tokens)
         old = self.keys, self.values
         item = _ITEM[self.stored]
         attention = [layer.attention for layer in self.config.layers]

@@ -76,6 +76,10 @@ def _module(kernels: Sequence[Kernel], machine: Machine) -> llvm.ModuleRef:
         name, text = _lowered(each)
         module = llvm.parse_assembly(text)
         module.link_in(llvm.parse_assembly(str(_entry(each, name))))
+        # Nobody else calls what a kernel does, and one copy of it is enough.
+        for function in module.functions:
+            if not function.is_declaration and function.name != PREFIX + each.name:
+                function.linkage = llvm.Linkage.internal
         whole.link_in(module)
     if machine.triple.startswith("x86") and "+f16c" not in machine.features.split(","):
         whole.link_in(llvm.parse_assembly(_HALF_TO_FLOAT))

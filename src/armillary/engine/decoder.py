@@ -10,6 +10,7 @@ from armillary.checkpoints.parameters import check_filled, parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
+from armillary.engine.coverage import check_computed
 from armillary.engine.formats import ROWS
 from armillary.engine.kv_layout import Stored
 from armillary.engine.library import library
@@ -60,8 +61,8 @@ class EngineDecoder:
     of 32), or brought to float32 or bfloat16. `cache` is the type that keys and values are kept in;
     float32 where matrices are, else bfloat16. `threads`: the physical cores when None. `notice` is
     told what a person may want to know: that kernels are compiled, which weights have none.
-    Raises CheckpointError for missing, extra or misshapen tensors, naming them; ValueError for no
-    threads.
+    Raises NoKernelError for what of a configuration the engine cannot compute; CheckpointError for
+    missing, extra or misshapen tensors, naming them; ValueError for no threads.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class EngineDecoder:
         threads: int | None = None,
         notice: Callable[[str], None] = _quiet,
     ) -> None:
+        check_computed(config)
         # Kernels read as many bytes as the configuration says, whatever there is.
         check_filled(parameter_shapes(config), tensors)
         self.config = config
@@ -102,17 +104,24 @@ class EngineDecoder:
         tokens: Sequence[Sequence[int]],
         *,
         every: bool = False,
+        prompts: bool = False,
     ) -> list[NDArray[np.float32]]:
         """Go on with each text → the logits after its last token, (1, V), or `every` one's, (T, V).
 
+        `prompts`: with it each text is a prompt, computed in such passes as the whole of it would
+        be, so that how much of it was held makes no difference, not to the last bit.
         Raises ValueError for a text without new tokens, tokens that the model does not know, or a
         cache of another configuration; CacheFullError beyond a capacity. Nothing is changed then.
         """
         with self._lock:
-            return self._take(caches, tokens, every)
+            return self._take(caches, tokens, every, prompts)
 
     def _take(
-        self, caches: Sequence[TextCache], tokens: Sequence[Sequence[int]], every: bool
+        self,
+        caches: Sequence[TextCache],
+        tokens: Sequence[Sequence[int]],
+        every: bool,
+        prompts: bool,
     ) -> list[NDArray[np.float32]]:
         self._check(caches, tokens)
         for cache, new in zip(caches, tokens, strict=True):
@@ -124,7 +133,8 @@ class EngineDecoder:
             for whole, new in zip(again, tokens, strict=True)
         ]
         # Long and short ones apart, so that what comes out for one does not depend on the others.
-        long = [len(whole) >= _FROM for whole in again]
+        before = [cache.length if prompts else 0 for cache in caches]
+        long = [held + len(new) >= _FROM for held, new in zip(before, again, strict=True)]
         results: list[list[NDArray[np.float32]]] = [[] for _ in caches]
         for many in (True, False):
             texts = [text for text, is_long in enumerate(long) if is_long is many]

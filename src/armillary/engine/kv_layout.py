@@ -24,3 +24,8 @@ SCRATCH = 4 * CHUNK * 4
 def value_width(d_head: int) -> int:
     """d_v."""
     return -(-d_head // 16) * 16
+
+
+def whole_chunks(tokens: int) -> int:
+    """Tokens up to the end of the last one's chunk."""
+    return -(-tokens // CHUNK) * CHUNK

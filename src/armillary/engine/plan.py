@@ -7,6 +7,8 @@ memory sets the pace; `engine/prefill.py` has the one for many.
 Norms and the rounding to int8 are so short that each thread does them for itself, rather than wait
 for the others' part. Products share out their columns, and elementwise steps after them the same
 columns, so that neither waits for the other.
+
+What of a configuration is computed at all stands in `engine/coverage.py`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,6 @@ from armillary.config import (
     FeedForwardConfig,
     LayerConfig,
     NormConfig,
-    RotaryConfig,
 )
 from armillary.engine.formats import ROWS, int8
 from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
@@ -79,12 +80,6 @@ class Inputs:
         return cls(a, b, rows[0], rows[1], rows[2], rows[3], rows[4], many[0], many[1])
 
 
-def rotaries(config: DecoderConfig) -> list[RotaryConfig]:
-    """The rotations of a decoder, each once."""
-    found = dict.fromkeys(layer.attention.rotary for layer in config.layers)
-    return [rotary for rotary in found if rotary is not None]
-
-
 class Plan:
     """The program of a decoder, and the memory that it works in.
 
@@ -107,7 +102,7 @@ class Plan:
         self._weights, self._threads, self._code = weights, threads, code
         self.program = Program(code)
         self.inputs = Inputs.of(config.n_layers, rows)
-        self.rotaries = rotaries(config)
+        self.rotaries = config.rotaries
         for rotary in self.rotaries:
             self.inputs.cos.append(np.zeros((rows, rotary.d_rotary // 2), np.float32))
             self.inputs.sin.append(np.zeros((rows, rotary.d_rotary // 2), np.float32))

@@ -23,7 +23,7 @@ class Texts(Protocol):
         """Take several tokens of a single text in → the logits after each, (V,)."""
 
     def take_back(self, count: int) -> None:
-        """Drop the last tokens of a single text."""
+        """Drop the last tokens of a single text, none of its prompt."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these texts only, in this order."""
@@ -72,16 +72,39 @@ class TextDecoder(Protocol[Cache]):
         """An empty cache."""
 
     def take(
-        self, caches: Sequence[Cache], tokens: Sequence[Sequence[int]], *, every: bool = False
+        self,
+        caches: Sequence[Cache],
+        tokens: Sequence[Sequence[int]],
+        *,
+        every: bool = False,
+        prompts: bool = False,
     ) -> Sequence[Any]:
-        """Go on with each text → float32 logits after its last token, (1, V), or each one's."""
+        """Go on with each text → float32 logits after its last token, (1, V), or each one's.
+
+        With `prompts` they come as if no part of the texts had been held.
+        """
+
+
+class KnownPrompts(Protocol[Cache]):
+    """What was computed of earlier prompts."""
+
+    def find(self, prompt: Sequence[int], empty: Cache) -> Cache:
+        """A cache like the empty one that holds a beginning of the prompt, or the empty one."""
+
+    def keep(self, cache: Cache) -> None:
+        """A prompt's cache, which the text now goes on in."""
 
 
 class TextEngine(Generic[Cache]):
-    """The engine of a decoder without torch: nothing is padded, so no text touches another."""
+    """The engine of a decoder without torch: nothing is padded, so no text touches another.
 
-    def __init__(self, decoder: TextDecoder[Cache]) -> None:
-        self._decoder = decoder
+    `known` are earlier prompts, for texts that bring no cache of their own.
+    """
+
+    def __init__(
+        self, decoder: TextDecoder[Cache], known: KnownPrompts[Cache] | None = None
+    ) -> None:
+        self._decoder, self._known = decoder, known
 
     @property
     def config(self) -> DecoderConfig:
@@ -96,7 +119,7 @@ class TextEngine(Generic[Cache]):
         """See `Engine`."""
         if cache is None:
             caches = [self.new_cache(rotary_length=length) for length in lengths]
-            return SeparateTexts(self._decoder, caches)
+            return SeparateTexts(self._decoder, caches, self._known)
         if not hasattr(cache, "trim") or hasattr(cache, "batch"):
             raise TypeError(
                 f"a cache of type {type(cache).__name__} is not of this engine; "
@@ -108,19 +131,32 @@ class TextEngine(Generic[Cache]):
 class SeparateTexts(Generic[Cache]):
     """Texts in a cache each."""
 
-    def __init__(self, decoder: TextDecoder[Cache], caches: list[Cache]) -> None:
-        self._decoder, self._caches = decoder, caches
+    def __init__(
+        self,
+        decoder: TextDecoder[Cache],
+        caches: list[Cache],
+        known: KnownPrompts[Cache] | None = None,
+    ) -> None:
+        self._decoder, self._caches, self._known = decoder, caches, known
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> list[Logits]:
         """See `Texts`. Prompts are computed one after the other, each as it is alone."""
-        return [
-            self._take([cache], [prompt[_keep_common_prefix(cache, prompt) :]])[0]
-            for cache, prompt in zip(self._caches, prompts, strict=True)
-        ]
+        return [self._begin(text, prompt) for text, prompt in enumerate(prompts)]
+
+    def _begin(self, text: int, prompt: Sequence[int]) -> Logits:
+        if self._known is not None:
+            self._caches[text] = self._known.find(prompt, self._caches[text])
+        cache = self._caches[text]
+        new = prompt[_keep_common_prefix(cache, prompt) :]
+        (logits,) = self._decoder.take([cache], [new], prompts=True)[0]
+        if self._known is not None:
+            self._known.keep(cache)
+        row: Logits = logits
+        return row
 
     def step(self, tokens: Sequence[int]) -> list[Logits]:
         """See `Texts`."""
-        return self._take(self._caches, [[token] for token in tokens])
+        return [row for (row,) in self._decoder.take(self._caches, [[t] for t in tokens])]
 
     def steps(self, tokens: Sequence[int]) -> list[Logits]:
         """See `Texts`."""
@@ -135,9 +171,6 @@ class SeparateTexts(Generic[Cache]):
     def keep(self, rows: Sequence[int]) -> None:
         """See `Texts`."""
         self._caches = [self._caches[row] for row in rows]
-
-    def _take(self, caches: list[Cache], tokens: Sequence[Sequence[int]]) -> list[Logits]:
-        return [row for (row,) in self._decoder.take(caches, tokens)]
 
 
 def _keep_common_prefix(cache: TextCache, prompt: Sequence[int]) -> int:

@@ -12,7 +12,15 @@ from armillary.parts.layer_store import CacheError, LayerStore
 from armillary.parts.mask import Visibility, counted_positions, split_mask
 from armillary.parts.norm import LayerNorm, RMSNorm, build_norm
 from armillary.parts.positions import LearnedPositions, SinusoidalPositions
-from armillary.parts.rotary import Rotation, convert_layout, rotate, rotation
+from armillary.parts.rotary import (
+    Rotation,
+    convert_layout,
+    frequencies,
+    rotate,
+    rotation,
+    rotation_under,
+)
+from armillary.parts.slots import Slots
 from armillary.rope_scaling import (
     NTK,
     DynamicNTK,
@@ -45,6 +53,7 @@ __all__ = [
     "RotaryConfig",
     "Rotation",
     "SinusoidalPositions",
+    "Slots",
     "Unscaled",
     "Visibility",
     "YaRN",
@@ -53,7 +62,9 @@ __all__ = [
     "build_norm",
     "convert_layout",
     "counted_positions",
+    "frequencies",
     "rotate",
     "rotation",
+    "rotation_under",
     "split_mask",
 ]

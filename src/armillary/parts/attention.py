@@ -10,7 +10,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
 from armillary.config import AttentionConfig
@@ -64,6 +66,12 @@ def attend(
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, dropout_p=dropout, enable_gqa=True
         )
+    if soft_cap is None and visibility.is_triangle and _flash_takes(q, k, v, dropout):
+        # is_causal would align the triangle to the upper left; this one needs no mask in memory.
+        corner = causal_lower_right(q.shape[2], k.shape[2])
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=corner, scale=scale, dropout_p=dropout, enable_gqa=True
+        )
     starts = range(0, visibility.n_queries, QUERY_BLOCK)
     if len(starts) == 1:
         return _attend_block(q, k, v, visibility, 0, scale, soft_cap, dropout)
@@ -74,6 +82,13 @@ def attend(
         run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=dropout > 0)
     results = [run(q, k, v, visibility, start, scale, soft_cap, dropout) for start in starts]
     return torch.cat(results, dim=2)
+
+
+def _flash_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    """Whether there is a kernel for a block of queries after others that holds no scores."""
+    if not q.is_cuda or q.shape[2] == 1:
+        return False
+    return can_use_flash_attention(SDPAParams(q, k, v, None, dropout, True, True))
 
 
 def _attend_block(
@@ -101,7 +116,7 @@ def _attend_block(
     rows = block.stop - block.start
     # The queries of a group stand side by side as rows, so that no key is repeated for them.
     q = q.reshape(batch, kv_heads, group * rows, width)
-    if mask is not None and group > 1:
+    if mask is not None and group > 1 and rows > 1:
         mask = mask.repeat(1, 1, group, 1)
     if soft_cap is None:
         out = F.scaled_dot_product_attention(

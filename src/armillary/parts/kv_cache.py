@@ -67,6 +67,8 @@ class KVCache:
         self.config = config
         self.capacity = capacity
         self.windowed = windowed
+        self.changes = 0
+        """Counts what happened to it other than by `fill_slot`."""
         self._settings = _settings(config)
         self._fixed = None if rotary_length is None else list(rotary_length)
         self._batch = batch
@@ -74,6 +76,7 @@ class KVCache:
 
     def clear(self) -> None:
         """Forget everything, and free it."""
+        self.changes += 1
         self.layers = self._empty_stores()
         self._tokens: Tensor | None = None
         self._readable: Tensor | None = None
@@ -160,6 +163,39 @@ class KVCache:
             raise
         self._tokens, self._readable = all_tokens, readable
         self._counts, self._filled_at = counts, list(lengths)
+        self.changes += 1
+
+    @property
+    def next_lengths(self) -> list[int]:
+        """The lengths that varying rules see when each row gets one more token."""
+        return [old + 1 for old in self._counts] if self._fixed is None else self._fixed
+
+    def make_slot(self, config: DecoderConfig, tokens: Tensor) -> bool:
+        """Have memory for one more token of each row, (B, 1), if it can be taken in by itself.
+
+        False where it takes a `step`: into an empty or windowed cache, beyond a table of positions,
+        where frequencies change. Raises CacheError beyond the capacity.
+        """
+        self._check(config, tokens)
+        if (
+            self.length == 0
+            or any(layer.is_windowed for layer in self.layers)
+            or (config.position_table == "learned" and max(self._counts) >= config.max_positions)
+            or self._is_stale(self.next_lengths)
+        ):
+            return False
+        for layer in self.layers:
+            layer.reserve(1)
+        return True
+
+    def fill_slot(self, tokens: Tensor) -> None:
+        """Count in one more token of each row, (B, 1), whose keys and values were put in place."""
+        for layer in self.layers:
+            layer.fill(1)
+        self._readable = self._joined(None, tokens)
+        self._filled_at = list(self.next_lengths)
+        self._tokens = torch.cat([self.tokens, tokens], dim=1)
+        self._counts = [old + 1 for old in self._counts]
 
     @contextlib.contextmanager
     def branches(
@@ -215,6 +251,7 @@ class KVCache:
         if count == self.length:
             self.clear()
             return
+        self.changes += 1
         for layer in self.layers:
             layer.trim(count)
         kept = self.length - count
@@ -243,6 +280,7 @@ class KVCache:
         """Keep the given batch rows, in the given order; a row may be taken more than once."""
         if not rows or not all(0 <= row < self._batch for row in rows):
             raise CacheError(f"rows {list(rows)} are not all within a batch of {self._batch}")
+        self.changes += 1
         if self._tokens is not None:
             index = torch.tensor(list(rows), device=self._tokens.device)
             self._tokens = self._tokens[index]
@@ -284,6 +322,7 @@ class KVCache:
                 turn = rotation(new, held, lengths=self._filled_at, dtype=wide)
                 layer.replace(rotate(rotate(layer.k, turned, inverse=True), turn))
         self.config, self._settings = config, settings
+        self.changes += 1
 
     def save(self, path: str | Path) -> None:
         """Write everything that the cache holds as one safetensors file, atomically."""

@@ -17,6 +17,10 @@ class CacheError(ValueError):
     """The cache cannot be used in this way; nothing in it was changed."""
 
 
+def _rounded_up(count: int) -> int:
+    return -(-count // _GROWTH) * _GROWTH
+
+
 # Entries held, entries ever taken in, and the memory if a step may put other in its place.
 Mark = tuple[int, int, tuple[Tensor | None, Tensor | None] | None]
 
@@ -49,6 +53,18 @@ class LayerStore:
         if self._v is None:
             raise CacheError("the cache is empty")
         return self._v[:, :, : self.held]
+
+    @property
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """All slots, those that hold nothing yet included: (B, h_kv, room, d_h) keys and values."""
+        if self._k is None or self._v is None:
+            raise CacheError("the cache is empty")
+        return self._k, self._v
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether it forgets what its window can no longer reach."""
+        return self._window is not None
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +105,16 @@ class LayerStore:
         self.held = end
         self.total += count
         return self.k, self.v
+
+    def reserve(self, count: int) -> None:
+        """Have slots for `count` more entries, which a store that is not windowed can grow to."""
+        if self._k is not None and self.held + count > self._k.shape[2]:
+            self._grow(self.held + count)
+
+    def fill(self, count: int) -> None:
+        """Count in `count` entries that were put into the next slots."""
+        self.held += count
+        self.total += count
 
     def restore(self, k: Tensor, v: Tensor, total: int) -> None:
         """Hold what another store held after `total` tokens."""
@@ -140,14 +166,14 @@ class LayerStore:
 
     def _room(self, count: int) -> int:
         if self._window is None:
-            return max(count, _GROWTH) if self._capacity is None else self._capacity
+            return _rounded_up(count) if self._capacity is None else self._capacity
         room = self._window + WINDOW_SLACK
         return room if self._capacity is None else min(room, self._capacity)
 
     def _grow(self, needed: int) -> None:
         assert self._k is not None
         assert self._v is not None
-        room = max(needed, 2 * self._k.shape[2])
+        room = max(_rounded_up(needed), 2 * self._k.shape[2])
         self._k, self._v = (
             torch.cat([old, old.new_empty(*old.shape[:2], room - old.shape[2], old.shape[3])], 2)
             for old in (self._k, self._v)

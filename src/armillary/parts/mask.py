@@ -53,11 +53,15 @@ class Visibility:
             raise ValueError(f"{self.n_queries} queries cannot stand beside {self.n_keys} keys")
 
     @property
+    def is_triangle(self) -> bool:
+        """Whether the causal triangle alone, aligned to the lower right, says it all."""
+        no_window = self.window is None or self.window >= self.n_keys
+        return no_window and self.runs is None and not self.may_be_empty
+
+    @property
     def is_plainly_causal(self) -> bool:
         """Whether the causal triangle alone, on equal counts, says it all."""
-        no_window = self.window is None or self.window >= self.n_keys
-        together = self.runs is None and self.n_queries == self.n_keys
-        return no_window and together and not self.may_be_empty
+        return self.is_triangle and self.n_queries == self.n_keys
 
     @property
     def may_be_empty(self) -> bool:

@@ -22,6 +22,10 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """positions (..., T) → (..., T, d)."""
+        return self.rows(positions, dtype)
+
+    def rows(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The same: any position is in this table."""
         wide = torch.promote_types(dtype, torch.float32)
         pair = torch.arange(0, self.d, 2, dtype=wide, device=positions.device)
         angles = positions.to(wide).unsqueeze(-1) * 10000.0 ** (-pair / self.d)
@@ -41,6 +45,15 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """positions (..., T) → (..., T, d)."""
+        self._check(positions)
+        return self.rows(positions, dtype)
+
+    def rows(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The same for positions that are known to be in the table: none is looked at."""
+        rows = nn.functional.embedding(positions, self.weight)
+        return rows if dtype is None else rows.to(dtype)
+
+    def _check(self, positions: Tensor) -> None:
         size = self.weight.shape[0]
         if positions.numel():
             low, high = (int(value) for value in positions.aminmax())
@@ -49,5 +62,3 @@ class LearnedPositions(nn.Module):
                 raise ValueError(
                     f"position {outside} is outside the learned table, which holds 0 to {size - 1}"
                 )
-        rows = nn.functional.embedding(positions, self.weight)
-        return rows if dtype is None else rows.to(dtype)

@@ -60,8 +60,20 @@ def rotation(
             f"{tuple(positions.shape)}"
         )
     positions = positions.view(1, -1) if positions.dim() == 1 else positions
+    theta = frequencies(config, lengths, dtype=dtype)
+    if theta.shape[0] not in (1, positions.shape[0]) and positions.shape[0] != 1:
+        raise ValueError(f"{len(theta)} lengths for {positions.shape[0]} rows of positions")
+    return rotation_under(config, theta.to(positions.device), positions, dtype=dtype)
+
+
+def rotation_under(
+    config: RotaryConfig, theta: Tensor, positions: Tensor, *, dtype: torch.dtype
+) -> Rotation:
+    """The rotation of each position under frequencies that are there already.
+
+    Shapes: theta (1 or B, d_rotary / 2), positions (1 or B, T).
+    """
     wide = torch.promote_types(dtype, torch.float32)
-    theta = _frequencies(config, positions, lengths, wide).to(positions.device)
     # Elementwise, so that autocast leaves it alone: a matrix product would run in bfloat16.
     angles = positions.to(wide).unsqueeze(-1) * theta.unsqueeze(-2)
     factor = config.scaling.attention_factor()
@@ -72,13 +84,18 @@ def rotation(
     )
 
 
-def _frequencies(
+def frequencies(
     config: RotaryConfig,
-    positions: Tensor,
-    lengths: int | Sequence[int] | None,
-    dtype: torch.dtype,
+    lengths: int | Sequence[int] | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """θ of shape (1 or B, d_rotary / 2), exact in float64, as checkpoints know it in float32."""
+    """θ for texts of these lengths, (1 or B, d_rotary / 2), in float32 or wider.
+
+    Exact in float64, as checkpoints know it in float32. Raises ValueError when a length is needed
+    and missing.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
     if not varies_with_length(config.scaling):
         lengths = 1
     if lengths is None:
@@ -86,11 +103,9 @@ def _frequencies(
             f"the rule {config.scaling.kind!r} depends on the text's length; pass lengths"
         )
     rows = [lengths] if isinstance(lengths, int) else list(lengths)
-    if len(rows) not in (1, positions.shape[0]) and positions.shape[0] != 1:
-        raise ValueError(f"{len(rows)} lengths for {positions.shape[0]} rows of positions")
     base, d, rule = config.base, config.d_rotary, config.scaling
-    of = rule.frequencies if dtype == torch.float64 else partial(trained_frequencies, rule)
-    return torch.from_numpy(np.stack([of(base, d, length) for length in rows])).to(dtype)
+    of = rule.frequencies if wide == torch.float64 else partial(trained_frequencies, rule)
+    return torch.from_numpy(np.stack([of(base, d, length) for length in rows])).to(wide)
 
 
 def rotate(
