@@ -1,8 +1,8 @@
 """A decoder of 100,000 weights that has learned a little: broken conventions cost it something.
 
 Bytes are its tokens. It reads the doctor's own texts, 96 bytes at a time after a beginning token,
-for some seconds, and learns to expect nothing of a text that begins otherwise. Sizes are unequal but
-for Q's, whose transposition is a fault.
+for some seconds, and learns to expect nothing of a text that begins otherwise. Sizes are unequal
+but for Q's, whose transposition is a fault.
 """
 
 import json
