@@ -36,7 +36,7 @@ _HOPELESS = -0.25
 """Nats a token on the first few tokens: so much worse, a change is tried no further."""
 _KEPT = 6
 _MOST_CURES = 3
-_SUSPECTS = 4
+_SUSPECTS = 6
 _IMPLAUSIBLE = 0.6
 """Of ln V, which guessing costs. Trained models of a language stay well below it in it."""
 _WORTH_MORE = 0.5
@@ -131,6 +131,7 @@ class _State:
         self.long = Trials(self.patient, self.text.long, self.prefix)
         self.short = Trials(self.patient, self.text.short, self.prefix)
         self.brief = Trials(self.patient, self.text.brief, self.prefix)
+        self.row = Trials(self.patient, self.text.short[:1], self.prefix)
 
     def long_loss(self) -> float:
         return float(self.long.before.mean())
@@ -170,19 +171,23 @@ class _State:
         if len(found) != 1 or found[0].hypothesis.in_layer is None:
             return found
         in_layer = found[0].hypothesis.in_layer
-        course = Course(self.patient.decoder(), with_prefix(self.text.brief, self.prefix))
+        course = self._course()
         gains = []
         for number in range(self._layers):
             self.tell("trying it in single layers", number, self._layers)
             after = self._briefly(course, in_layer(number))
             if after is not None:
-                gains.append((self.brief.gain(after)[0], number))
+                gains.append((self.row.gain(after)[0], number))
         gains.sort(reverse=True)
         best = self._best([(in_layer(number),) for _, number in gains[:2]], "it in single layers")
         return best if best and best[0].gain >= _AS_GOOD * found[0].gain else found
 
+    def _course(self) -> Course:
+        """The patient's way through one row, from which trials of a layer begin."""
+        return Course(self.patient.decoder(), with_prefix(self.row.rows, self.prefix))
+
     def _briefly(self, course: Course, hypothesis: Hypothesis) -> Tensor | None:
-        """Losses of the brief row with some layers changed; None where the change does not fit."""
+        """Losses of that row with some layers changed; None where the change does not fit."""
         changed = applied(self.patient, [hypothesis])
         if changed is None:
             return None
@@ -285,7 +290,7 @@ class _State:
 
     def _local(self) -> list[Cure]:
         """What is wrong in single layers, looked for where a layer is of no use."""
-        course = Course(self.patient.decoder(), with_prefix(self.text.brief, self.prefix))
+        course = self._course()
         suspects = self._suspects(course)
         candidates = [h for number in suspects for h in layer_hypotheses(self.patient, number)]
         candidates += self._exchanges_of_layers(suspects)
@@ -296,7 +301,7 @@ class _State:
             if after is None:
                 continue
             self.tried += 1
-            if self.brief.gain(after)[0] > 0:
+            if self.row.gain(after)[0] > 0:
                 hopeful.append((hypothesis,))
         self.tried -= len(hopeful)
         return self._best(hopeful, "the likeliest of these")
@@ -321,7 +326,7 @@ class _State:
             self.tell("doing without each layer", number, len(layers))
             for without in (_Without(layer, "attention"), _Without(layer, "feedforward")):
                 after = _numbers(course.losses_with({number: without})[:, len(self.prefix) :])
-                harm.append((-self.brief.gain(after)[0], number))
+                harm.append((-self.row.gain(after)[0], number))
         return list(dict.fromkeys(number for _, number in sorted(harm)))[:_SUSPECTS]
 
 
