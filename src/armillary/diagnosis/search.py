@@ -36,7 +36,8 @@ _HOPELESS = -0.25
 """Nats a token on the first few tokens: so much worse, a change is tried no further."""
 _KEPT = 6
 _MOST_CURES = 3
-_SUSPECTS = 6
+_SUSPECTS = 4
+_LOOKED_AT_AGAIN = 12
 _IMPLAUSIBLE = 0.6
 """Of ln V, which guessing costs. Trained models of a language stay well below it in it."""
 _WORTH_MORE = 0.5
@@ -319,15 +320,31 @@ class _State:
         return self.patient.config.n_layers
 
     def _suspects(self, course: Course) -> list[int]:
-        """Layers whose attention or feed-forward could best be done without."""
-        harm: list[tuple[float, int]] = []
-        layers = course.decoder.layers
-        for number, layer in enumerate(layers):
-            self.tell("doing without each layer", number, len(layers))
-            for without in (_Without(layer, "attention"), _Without(layer, "feedforward")):
-                after = _numbers(course.losses_with({number: without})[:, len(self.prefix) :])
-                harm.append((-self.row.gain(after)[0], number))
-        return list(dict.fromkeys(number for _, number in sorted(harm)))[:_SUSPECTS]
+        """Layers whose attention or feed-forward could best be done without.
+
+        Told on one row for all, and on all short ones for the most suspicious.
+        """
+        parts = [
+            (number, what)
+            for number in range(self._layers)
+            for what in ("attention", "feedforward")
+        ]
+        parts = self._least_missed(course, self.row, parts)[:_LOOKED_AT_AGAIN]
+        whole = Course(course.decoder, with_prefix(self.short.rows, self.prefix))
+        parts = self._least_missed(whole, self.short, parts)
+        return list(dict.fromkeys(number for number, _ in parts))[:_SUSPECTS]
+
+    def _least_missed(
+        self, course: Course, trials: Trials, parts: Sequence[tuple[int, str]]
+    ) -> list[tuple[int, str]]:
+        """Sub-layers, those first without which the text is cheapest."""
+        gains = []
+        for done, (number, what) in enumerate(parts):
+            self.tell("doing without each layer", done, len(parts))
+            without = _Without(course.decoder.layers[number], what)
+            after = _numbers(course.losses_with({number: without})[:, len(self.prefix) :])
+            gains.append((trials.gain(after)[0], number, what))
+        return [(number, what) for _, number, what in sorted(gains, reverse=True)]
 
 
 class _Without(nn.Module):
