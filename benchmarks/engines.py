@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,11 +39,13 @@ class Engine(Protocol):
 class Armillary:
     """The engine for the CPU. `dtype` is that of the weights, "auto" for those of the file."""
 
-    def __init__(self, path: str, dtype: str, threads: int, context: int) -> None:
+    def __init__(
+        self, path: str, dtype: str, threads: int, context: int, cache: str = "auto"
+    ) -> None:
         from armillary.language_model import load
 
         del threads, context
-        self._lm = load(path, engine="numba", dtype=dtype)
+        self._lm = load(path, engine="numba", dtype=dtype, cache=cache)
         self._decoder = self._lm.decoder
         self._cache: Any = None
 
@@ -182,8 +185,10 @@ class LlamaCpp:
         return int(np.ctypeslib.as_array(logits, (self._model.n_vocab(),)).argmax())
 
 
+INT8_CACHE = "armillary, cache in int8"
 ENGINES: dict[str, Callable[[str, str, int, int], Engine]] = {
     "armillary": Armillary,
+    INT8_CACHE: partial(Armillary, cache="int8"),
     "armillary torch": Torch,
     "transformers": Transformers,
     "llama.cpp": LlamaCpp,

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import Worker
+from engines import INT8_CACHE, Worker
 from protocol import Row, finish, note, parser
 
 THREADS = 2
@@ -59,6 +59,8 @@ WIDTHS = (
     Width("q4_0", 2, decode=1.3, bound=0.65, long=1.1),
     Width("q4_1", 3, decode=1.5, bound=0.65, long=1.1),
 )
+INT8_CACHE_GOAL = 1.1
+"""Beside our own cache in bfloat16, at 4,096 tokens."""
 PREFILL_GOALS = {512: 1.1, 2048: 1.3, 8192: 1.5}
 
 
@@ -110,6 +112,8 @@ class Run:
     def _decode(self, width: Width, path: Path) -> list[Row]:
         rows = []
         workers = self._workers(width, path)
+        if width.name != "f32":
+            workers.append(Worker(INT8_CACHE, path, "auto", THREADS, CONTEXT))
         try:
             for context in self.contexts:
                 rows += self._decode_after(width, path, workers, context)
@@ -132,6 +136,7 @@ class Run:
                     taken[worker.name].append(worker.decode(prompt[:context], new)[0])
                 memory.append(_seconds_a_byte())
         rate = {name: new / statistics.median(values) for name, values in taken.items()}
+        narrow = rate.pop(INT8_CACHE, None)
         ours, *peers = rate
         name = f"{width.name}: decode after {context}"
         goals = {"llama.cpp": width.decode if context < 1000 else width.long}
@@ -144,6 +149,18 @@ class Run:
         bound = f"memory bound ({bandwidth / 1e9:.1f} GB/s)"
         goal = width.bound if context < 1000 else None
         rows.append(Row(name, rate[ours], bound, bandwidth / read, "tokens/s", goal=goal))
+        if narrow is not None:
+            goal = None if context < 1000 else INT8_CACHE_GOAL
+            rows.append(
+                Row(
+                    f"{name}, cache in int8",
+                    narrow,
+                    "cache in bfloat16",
+                    rate[ours],
+                    "tokens/s",
+                    goal=goal,
+                )
+            )
         return rows
 
     def _prefill(self, width: Width, path: Path) -> list[Row]:

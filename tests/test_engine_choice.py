@@ -69,3 +69,15 @@ def test_a_gpu_is_expected_by_its_drivers_files(monkeypatch, there, visible, exp
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_expected() is expected
+
+
+def test_a_type_of_the_cache_is_for_numba(monkeypatch):
+    monkeypatch.setattr(engine_choice, "gpu_expected", lambda: False)
+    for cache in ("auto", "float32", "bfloat16", "int8"):
+        assert choose_engine("auto", "auto", "auto", cache) == "numba"
+    assert choose_engine("torch", "cpu", "auto", "auto") == "torch"
+    for engine, dtype in (("torch", "auto"), ("auto", "float16")):
+        with pytest.raises(UserError, match="cache type 'int8' is for the numba engine"):
+            choose_engine(engine, "cpu", dtype, "int8")
+    with pytest.raises(UserError, match="'q8_0' is not known; known are auto, float32, bfloat16"):
+        choose_engine("auto", "cpu", "auto", "q8_0")

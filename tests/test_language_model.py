@@ -293,8 +293,22 @@ def test_the_numba_engine_holds_weights_as_they_are_or_in_a_type(saved, dtype):
 
 
 @pytest.mark.parametrize(
+    ("cache", "stored"),
+    [("auto", "F32"), ("float32", "F32"), ("bfloat16", "BF16"), ("int8", "int8")],
+)
+def test_the_numba_engine_keeps_keys_and_values_in_a_type(saved, cache, stored):
+    lm = loaded(saved, engine="numba", cache=cache)
+    assert lm.new_cache().stored == stored
+    whole = loaded(saved, engine="numba").generate(PROMPTS[0], logprobs=5, **GREEDY)
+    got = lm.generate(PROMPTS[0], logprobs=5, **GREEDY)
+    difference = abs(got.logprobs[0].logprob - whole.logprobs[0].logprob)
+    assert (difference == 0) if stored == "F32" else 0 < difference < 0.1
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"cache": "int8"}, "cache type 'int8' is for the numba engine"),
         ({"engine": "cuda"}, "engine 'cuda' is not known; known are auto, torch, numba"),
         ({"engine": "numba", "dtype": "float16"}, "dtype 'float16' is none of the numba engine"),
         ({"engine": "numba", "device": "cuda"}, "device 'cuda' is none of the numba engine"),
@@ -316,8 +330,9 @@ def test_without_numba_torch_computes_and_one_notice_says_so(saved, monkeypatch)
     assert len(told) == 1
     assert "cannot be imported" in told[0]
     assert told[0].endswith("torch computes instead")
-    with pytest.raises(UserError, match="numba engine cannot be imported .* take --engine torch"):
-        loaded(saved, engine="numba")
+    for options in ({"engine": "numba"}, {"engine": "auto", "cache": "int8"}):
+        with pytest.raises(UserError, match="cannot be imported .* take --engine torch"):
+            loaded(saved, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -13,6 +13,13 @@ WIDTHS: dict[str, Literal["stored", "float32", "bfloat16"]] = {
     "bfloat16": "bfloat16",
 }
 """What the numba engine holds matrices in, by the name of a type."""
+CACHES: dict[str, Literal["F32", "BF16", "int8"] | None] = {
+    "auto": None,
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "int8": "int8",
+}
+"""What the numba engine keeps keys and values in, by the name of a type; None leaves it to it."""
 
 _DRIVERS = (
     "/dev/nvidiactl",
@@ -22,11 +29,24 @@ _DRIVERS = (
 )
 
 
-def choose_engine(engine: str, device: str, dtype: str) -> EngineName:
+def choose_engine(engine: str, device: str, dtype: str, cache: str = "auto") -> EngineName:
     """The engine that a name means; auto is numba on the CPU, where it has the type, else torch.
 
-    Raises UserError for an engine that is not known, and for a device or type that numba has not.
+    Raises UserError for an engine or a type of the cache that is not known, for a device or type
+    that numba has not, and for a type of the cache where torch computes.
     """
+    if cache not in CACHES:
+        raise UserError(f"cache type {cache!r} is not known; known are {', '.join(CACHES)}")
+    chosen = _choose(engine, device, dtype)
+    if cache != "auto" and chosen == "torch":
+        raise UserError(
+            f"cache type {cache!r} is for the numba engine, and torch computes here, which keeps "
+            "keys and values in the type of the weights; take --engine numba, or cache type auto"
+        )
+    return chosen
+
+
+def _choose(engine: str, device: str, dtype: str) -> EngineName:
     if engine not in ENGINES:
         raise UserError(f"engine {engine!r} is not known; known are {', '.join(ENGINES)}")
     if engine == "auto":

@@ -20,7 +20,7 @@ from armillary.checkpoints.locate import locate, prompt_directory
 from armillary.checkpoints.sums import Sums
 from armillary.config import DecoderConfig
 from armillary.engine.coverage import NoKernelError
-from armillary.engine_choice import WIDTHS, EngineName, choose_engine
+from armillary.engine_choice import CACHES, WIDTHS, EngineName, choose_engine
 from armillary.errors import UserError
 from armillary.generation.batch import generate
 from armillary.generation.decode import FinishReason, TokenEvent, TokenLogprob
@@ -240,6 +240,7 @@ def load(
     engine: str = "torch",
     dtype: str = "auto",
     device: str = "auto",
+    cache: str = "auto",
     ignore_keys: Sequence[str] = (),
     allow_missing: bool = False,
     prompt_files: bool = False,
@@ -253,6 +254,8 @@ def load(
     `dtype`: float32, float64, bfloat16 or float16; auto is bfloat16 for files in it, else
     float32. The numba engine has float32 and bfloat16, and auto takes weights as they are stored.
     `device`: as torch names it; auto is a GPU where torch finds one, else the CPU.
+    `cache`: what the numba engine keeps keys and values in, float32, bfloat16 or int8; auto is
+    float32 where the weights are, else bfloat16.
     `ignore_keys` are configuration keys to pass over that are otherwise refused as unknown.
     With `prompt_files` the numba engine keeps what it computes of long prompts in private files,
     for the processes that come after (see engine/prompt_files.py); torch has none.
@@ -271,6 +274,8 @@ def load(
     ):
         # A driver's files are there, but no GPU that this torch can use.
         chosen = choose_engine(engine, "cpu", dtype)
+    if cache != "auto":
+        choose_engine(chosen, device, dtype, cache)
     path = locate(os.fspath(name))
     with _collector_paused():
         checkpoint = open_checkpoint(path, ignore_keys=ignore_keys, allow_missing=allow_missing)
@@ -287,7 +292,7 @@ def load(
         tell(line)
     decoder: Decoder | EngineDecoder | None = None
     if chosen == "numba":
-        decoder = _on_numba(checkpoint, dtype, tell, or_none=engine == "auto")
+        decoder = _on_numba(checkpoint, dtype, cache, tell, or_none=engine == cache == "auto")
     if decoder is None:
         decoder = _on_torch(checkpoint, dtype, device, allow_missing, progress)
     defaults, eos_ids = _stated(checkpoint)
@@ -311,7 +316,12 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _on_numba(
-    checkpoint: Checkpoint, dtype: str, notice: Callable[[str], None], *, or_none: bool
+    checkpoint: Checkpoint,
+    dtype: str,
+    cache: str,
+    notice: Callable[[str], None],
+    *,
+    or_none: bool,
 ) -> "EngineDecoder | None":
     """None, with a notice, where the engine cannot compute and that is no error."""
     cause: Exception
@@ -319,7 +329,11 @@ def _on_numba(
         from armillary.engine.decoder import EngineDecoder
 
         return EngineDecoder(
-            checkpoint.config, checkpoint.tensors, width=WIDTHS[dtype], notice=notice
+            checkpoint.config,
+            checkpoint.tensors,
+            width=WIDTHS[dtype],
+            cache=CACHES[cache],
+            notice=notice,
         )
     except ImportError as error:
         said, cause = f"the numba engine cannot be imported ({error})", error

@@ -223,6 +223,8 @@ def test_chat_puts_the_prompt_through_the_template(
         (["x", "--engine", "llama"], "llama"),
         (["x", "--engine", "numba", "--dtype", "float16"], "--engine torch"),
         (["x", "--engine", "numba", "--device", "cuda"], "--engine torch"),
+        (["x", "--engine", "torch", "--cache-type", "int8"], "--engine numba"),
+        (["x", "--cache-type", "q8_0"], "float32, bfloat16, int8"),
         (["x" * 300], "window of 256"),
         (["x" * 200, "--max-tokens", "100"], "room for 56"),
         (["\udcff\udcfe"], "Unicode"),

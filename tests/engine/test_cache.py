@@ -4,20 +4,29 @@ import numpy as np
 import pytest
 
 from armillary.engine.cache import CacheFullError, TextCache
+from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.kv_layout import CHUNK
 from support.models import VARIANTS, config, layer
 
 PLAIN = VARIANTS["plain"]
 
 
-@pytest.mark.parametrize(("stored", "size"), [("F32", 4), ("BF16", 2)])
-def test_its_size_is_that_of_the_key_value_heads(stored: str, size: int) -> None:
-    """Case 63: 2 · layers · kv heads · d_head · places · bytes of a number; never h for h_kv."""
+EACH = pytest.mark.parametrize("stored", CACHE_FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("stored", "size", "scale"), [("F32", 4, 0), ("BF16", 2, 0), ("int8", 1, 4)]
+)
+def test_its_size_is_that_of_the_key_value_heads(stored: str, size: int, scale: int) -> None:
+    """Case 63: 2 · layers · kv heads · d_head · places · bytes of a number; never h for h_kv.
+
+    In int8, each head of a token has a scale besides.
+    """
     heads = {"n_kv_heads": 2, "d_head": 16}
     of = config(*[layer(attention=heads, rotary={"d_rotary": 16})] * 3)
     for capacity in (CHUNK, 5 * CHUNK):
         cache = TextCache(of, stored, capacity=capacity)  # type: ignore[arg-type]
-        assert cache.nbytes == 2 * 3 * 2 * 16 * capacity * size
+        assert cache.nbytes == 2 * 3 * 2 * (16 * size + scale) * capacity
 
 
 def test_a_fixed_cache_is_allocated_once() -> None:
@@ -31,7 +40,7 @@ def test_a_fixed_cache_is_allocated_once() -> None:
         cache.reserve(1)
 
 
-@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@EACH
 def test_a_growing_cache_at_most_doubles_and_keeps_what_it_has(stored: str) -> None:
     cache = TextCache(PLAIN, stored)  # type: ignore[arg-type]
     for part in (*cache.keys, *cache.values):
@@ -97,7 +106,7 @@ def filled(stored: str, count: int) -> TextCache:
     return cache
 
 
-@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@EACH
 @pytest.mark.parametrize("count", [1, CHUNK, CHUNK + 1, 150])
 def test_a_beginning_holds_whole_chunks_in_memory_of_its_own(stored: str, count: int) -> None:
     cache = filled(stored, 150)

@@ -10,9 +10,12 @@ from armillary import reference
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.engine.cache import CacheFullError, TextCache
+from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.decoder import EngineDecoder
+from armillary.engine.kv_layout import Stored
 from armillary.errors import CheckpointError
 from armillary.weights import build_filled
+from support.cached_text import kept, poison
 from support.engine import engine, in_chunks, stored_tensors, text, weights_of
 from support.models import ORIGINAL_WINDOW, VARIANTS, config, layer
 from support.quantised import IN_FILES, meant
@@ -37,6 +40,7 @@ MORE = {
     "windows over chunks": config(layer(attention={"window": 20}), layer()),
 }
 CONFIGS = VARIANTS | MORE
+EACH_CACHE = pytest.mark.parametrize("stored", CACHE_FORMATS)
 MIXED = VARIANTS["mixed layers"]
 
 
@@ -162,7 +166,7 @@ def wide() -> DecoderConfig:
     return config(one, one, d_model=64)
 
 
-def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: bool) -> None:
+def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: Stored) -> None:
     """Let the specification round what the engine rounds, where it does."""
     linear, attention = reference.linear, reference.attention
 
@@ -170,8 +174,8 @@ def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: bo
         rows = x.reshape(-1, x.shape[-1])
         return linear(weights, name, meant(rows).reshape(x.shape) if int8 else x, bias)  # type: ignore[arg-type]
 
-    def kept(x: np.ndarray) -> np.ndarray:
-        return torch.from_numpy(x).bfloat16().double().numpy() if cache else x
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x if cache == "F32" else kept(x.astype(np.float32), cache).astype(float)
 
     def head(of: object, weights: object, x: np.ndarray) -> np.ndarray:
         normed = reference.norm(of["final_norm"], weights, "final_norm", x)  # type: ignore[index,arg-type]
@@ -182,11 +186,11 @@ def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: bo
     monkeypatch.setattr(
         reference,
         "attention",
-        lambda q, k, v, *more, **options: attention(q, kept(k), kept(v), *more, **options),
+        lambda q, k, v, *more, **options: attention(q, rounded(k), rounded(v), *more, **options),
     )
 
 
-@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@EACH_CACHE
 @pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])
 def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
     encoding: str, stored: str, monkeypatch: pytest.MonkeyPatch
@@ -207,12 +211,14 @@ def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
         return [reference.forward(of.to_dict(), weights, np.array([ids]))[0, -1:] for ids in texts]
 
     unrounded = theirs()
-    rounding_reference(monkeypatch, int8=encoding in IN_FILES, cache=stored == "BF16")
+    rounding_reference(monkeypatch, int8=encoding in IN_FILES, cache=stored)  # type: ignore[arg-type]
     rounded = theirs()
     gaps = np.array([gap(*pair) for pair in zip(ours, rounded, strict=True)])
     steps = max(gap(*pair) for pair in zip(rounded, unrounded, strict=True))
-    assert (gaps <= EXACT).mean() >= 0.75, gaps
-    assert gaps.max() <= max(EXACT, steps), (gaps, steps)
+    # A cache in int8 lets queries and weights be rounded too, to 15 bits.
+    near = 10 * EXACT if stored == "int8" else EXACT
+    assert (gaps <= near).mean() >= 0.75, gaps
+    assert gaps.max() <= max(near, steps), (gaps, steps)
 
 
 @pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])
@@ -303,31 +309,7 @@ def test_no_texts_have_no_logits() -> None:
 # --- The cache ---------------------------------------------------------------------------------
 
 
-def poison(cache: TextCache, first: int) -> None:
-    """Fill every place from a token on with NaN."""
-    for part in (*cache.keys, *cache.values):
-        held = part.copy()
-        part[:] = np.nan if part.dtype == np.float32 else 0x7FC0
-        keep(part, held, cache, first)
-
-
-def keep(part: np.ndarray, held: np.ndarray, cache: TextCache, count: int) -> None:
-    """Put back the first tokens of keys (blocks of 16, d_h, 16) or values (S, d_v)."""
-    heads = len(part)
-    pairs = 1 if part.dtype == np.float32 else 2
-    is_key = any(part is each for each in cache.keys)
-    if is_key:
-        shape = (heads, cache.room // 16, -1, 16, pairs)
-        new, old = (x.reshape(shape).transpose(0, 1, 3, 2, 4) for x in (part, held))
-        for token in range(count):
-            new[:, token // 16, token % 16] = old[:, token // 16, token % 16]
-    else:
-        new, old = (x.reshape(heads, cache.room // pairs, -1, pairs) for x in (part, held))
-        for token in range(count):
-            new[:, token // pairs, :, token % pairs] = old[:, token // pairs, :, token % pairs]
-
-
-@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@EACH_CACHE
 def test_nan_in_unused_places_never_shows(stored: str) -> None:
     """Case 48: not at the start, nor after a trim left old entries behind."""
     decoder = engine(MIXED, cache=stored, threads=2)
@@ -344,16 +326,17 @@ def test_nan_in_unused_places_never_shows(stored: str) -> None:
     assert gap(ours, theirs) == 0
 
 
-def test_poisoning_what_is_used_does_show() -> None:
+@EACH_CACHE
+def test_poisoning_what_is_used_does_show(stored: str) -> None:
     """Otherwise the test above would hold for a poison that goes nowhere."""
-    decoder = engine(MIXED, threads=1)
+    decoder = engine(MIXED, cache=stored, threads=1)
     cache = decoder.new_cache()
     decoder.take([cache], [text(20)])
     poison(cache, 19)
     assert np.isnan(decoder.take([cache], [[1]])[0]).any()
 
 
-@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@EACH_CACHE
 def test_stored_keys_are_turned_once(stored: str) -> None:
     """Case 10: five steps leave what one chunk of five leaves."""
     decoder, ids = engine(VARIANTS["plain"], cache=stored, threads=1), text(5)
@@ -375,9 +358,9 @@ def test_an_edited_prompt_is_as_if_new() -> None:
     decoder = exact(MIXED)
     cache = decoder.new_cache()
     decoder.take([cache], [[1, 2, 3, 4, 5]])
-    for kept, rest in ((2, [9, 4]), (2, [3]), (3, text(20)), (0, [7]), (1, [8, 8])):
-        whole = [*cache.tokens[:kept], *rest]
-        cache.trim(cache.length - kept)
+    for same, rest in ((2, [9, 4]), (2, [3]), (3, text(20)), (0, [7]), (1, [8, 8])):
+        whole = [*cache.tokens[:same], *rest]
+        cache.trim(cache.length - same)
         (logits,) = decoder.take([cache], [rest])
         assert cache.tokens == whole
         assert gap(logits, in_chunks(decoder, whole, [len(whole)])[-1:]) <= SAME
@@ -508,6 +491,19 @@ def test_tensors_that_do_not_fit_are_refused(
     change(weights)
     with pytest.raises(CheckpointError, match=message):
         engine(VARIANTS["plain"], weights)
+
+
+def test_a_cache_is_of_a_type_that_there_is() -> None:
+    with pytest.raises(ValueError, match="cache is 'Q8'; known are F32, BF16, int8"):
+        engine(VARIANTS["plain"], cache="Q8", threads=1)
+
+
+def test_heads_of_an_odd_size_are_kept_in_float32_and_who_asked_is_told() -> None:
+    told: list[str] = []
+    for cache in (None, "int8"):
+        decoder = engine(CONFIGS["odd head"], cache=cache, threads=1, notice=told.append)
+        assert decoder.stored == "F32"
+    assert told == ["heads of an odd size: their keys and values are kept in float32"]
 
 
 @pytest.mark.parametrize("threads", [0, -1])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from armillary.config import DecoderConfig
+from armillary.engine.cache_formats import CACHE_FORMATS
 from support.engine import engine, in_chunks, text, with_attention
 
 CONFIG = DecoderConfig.uniform(
@@ -20,20 +21,25 @@ CONFIG = DecoderConfig.uniform(
     d_ff=96,
     max_positions=512,
 )
+EACH_CACHE = pytest.mark.parametrize("stored", CACHE_FORMATS)
 LENGTH = 150  # past the first chunk of the cache, and two segments
 
 
-@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"])
-def test_rows_together_are_rows_alone(encoding: str) -> None:
-    decoder = engine(CONFIG, encoding=encoding, threads=1)
+@pytest.mark.parametrize(
+    ("encoding", "cache"),
+    [*((each, None) for each in ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")), ("Q8_0", "int8")],
+)
+def test_rows_together_are_rows_alone(encoding: str, cache: str | None) -> None:
+    decoder = engine(CONFIG, encoding=encoding, cache=cache, threads=1)
     ids = text(LENGTH)
     alone = in_chunks(decoder, ids, [1] * LENGTH)
     for sizes in ([2] * 75, [3, 5] * 18 + [6], [8] * 18 + [6], [15] * 10):
         np.testing.assert_array_equal(in_chunks(decoder, ids, sizes), alone)
 
 
-def test_texts_together_are_texts_alone() -> None:
-    decoder = engine(CONFIG, encoding="Q4_1", threads=1)
+@EACH_CACHE
+def test_texts_together_are_texts_alone(stored: str) -> None:
+    decoder = engine(CONFIG, encoding="Q4_1", cache=stored, threads=1)
     texts = [text(length, seed=length) for length in (3, 90, 40, 41, 17)]
     caches = [decoder.new_cache() for _ in texts]
     for cache, ids in zip(caches, texts, strict=True):
@@ -45,10 +51,13 @@ def test_texts_together_are_texts_alone() -> None:
         np.testing.assert_array_equal(decoder.take([cache], [ids[-1:]])[0], logits)
 
 
+@EACH_CACHE
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing(threads: int) -> None:
+def test_threads_change_nothing(threads: int, stored: str) -> None:
     ids = text(LENGTH)
-    one, more = (engine(CONFIG, encoding="Q8_0", threads=count) for count in (1, threads))
+    one, more = (
+        engine(CONFIG, encoding="Q8_0", cache=stored, threads=count) for count in (1, threads)
+    )
     sizes = [7] * 21 + [3]
     np.testing.assert_array_equal(in_chunks(one, ids, sizes), in_chunks(more, ids, sizes))
 

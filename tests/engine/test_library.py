@@ -24,7 +24,7 @@ TOLD = "compiling the kernels for this machine, once; this takes some seconds"
 def real() -> dict[str, bytes]:
     """What the compiler gives for two kernels."""
     kernels = Library(host())._kernels
-    return {name: module._compiled(kernels[name], host()) for name in ("pick", "scale")}
+    return {name: module._compiled(kernels[name], host()) for name in ("pick", "queries_F32")}
 
 
 class Compiler:
@@ -62,37 +62,37 @@ def told_in_a_new_process(*names: str) -> list[str]:
 
 
 def test_a_kernel_is_compiled_once_with_a_notice(compiler: Compiler, tmp_path: Path) -> None:
-    assert told_in_a_new_process("scale") == [TOLD]
-    assert (folder(tmp_path) / "scale.o").is_file()
+    assert told_in_a_new_process("queries_F32") == [TOLD]
+    assert (folder(tmp_path) / "queries_F32.o").is_file()
     for _ in range(2):
-        assert told_in_a_new_process("scale") == []
-    assert compiler.asked == ["scale"]
+        assert told_in_a_new_process("queries_F32") == []
+    assert compiler.asked == ["queries_F32"]
 
 
 def test_only_what_is_asked_for_is_compiled(compiler: Compiler, tmp_path: Path) -> None:
     assert told_in_a_new_process() == []
-    told_in_a_new_process("scale")
-    assert [path.name for path in folder(tmp_path).iterdir()] == ["scale.o"]
-    assert told_in_a_new_process("scale", "pick") == [TOLD]
-    assert compiler.asked == ["scale", "pick"]
+    told_in_a_new_process("queries_F32")
+    assert [path.name for path in folder(tmp_path).iterdir()] == ["queries_F32.o"]
+    assert told_in_a_new_process("queries_F32", "pick") == [TOLD]
+    assert compiler.asked == ["queries_F32", "pick"]
 
 
 def test_a_run_is_told_once_and_again_where_it_takes_long(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert told_in_a_new_process("scale", "pick") == [TOLD]
+    assert told_in_a_new_process("queries_F32", "pick") == [TOLD]
     for path in folder(module.cache_directory()).iterdir():
         path.unlink()
     clock = iter((100.0, 111.0))
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
     later = "still compiling kernels for this machine; 1 done"
-    assert told_in_a_new_process("scale", "pick") == [TOLD, later]
+    assert told_in_a_new_process("queries_F32", "pick") == [TOLD, later]
 
 
 def test_what_is_loaded_stays(compiler: Compiler) -> None:
     kept = Library(host())
-    assert kept.kernel("scale") is kept.kernel("scale")
-    assert list(kept.kernel("scale").arguments) == [
+    assert kept.kernel("queries_F32") is kept.kernel("queries_F32")
+    assert list(kept.kernel("queries_F32").arguments) == [
         "x", "stride", "heads", "d_head", "factor", "rows"
     ]  # fmt: skip
     assert library() is library()
@@ -105,14 +105,14 @@ def test_who_loads_last_hears_of_compiling(
     monkeypatch.setattr(module, "_library", None)
     told: list[str] = []
     library(told.append)
-    library().kernel("scale")
+    library().kernel("queries_F32")
     assert told == [TOLD]
 
 
 def test_a_file_that_is_not_whole_is_made_anew(compiler: Compiler, tmp_path: Path) -> None:
     """Cut anywhere, or with a bit changed in its digest, head or code: it is never run."""
-    told_in_a_new_process("scale")
-    path = folder(tmp_path) / "scale.o"
+    told_in_a_new_process("queries_F32")
+    path = folder(tmp_path) / "queries_F32.o"
     whole = path.read_bytes()
     changed = [whole[:end] for end in (0, 1, 31, 32, 33, len(whole) // 2, len(whole) - 1)]
     for place in (0, 40, len(whole) // 2, len(whole) - 1):
@@ -122,7 +122,7 @@ def test_a_file_that_is_not_whole_is_made_anew(compiler: Compiler, tmp_path: Pat
     changed.append(whole + b"\0")
     for number, content in enumerate(changed, start=2):
         path.write_bytes(content)
-        assert told_in_a_new_process("scale"), len(content)
+        assert told_in_a_new_process("queries_F32"), len(content)
         assert len(compiler.asked) == number
         assert path.read_bytes() == whole
 
@@ -132,21 +132,21 @@ def test_where_nothing_can_be_kept_they_are_compiled_each_time(
 ) -> None:
     (tmp_path / "kernels").write_text("no folder")
     for number in (1, 2):
-        assert told_in_a_new_process("scale")
+        assert told_in_a_new_process("queries_F32")
         assert len(compiler.asked) == number
     assert (tmp_path / "kernels").read_text() == "no folder"
 
 
 def test_a_folder_in_the_files_place_is_no_obstacle(compiler: Compiler, tmp_path: Path) -> None:
-    (folder(tmp_path) / "scale.o").mkdir(parents=True)
-    assert told_in_a_new_process("scale")
-    assert compiler.asked == ["scale"]
+    (folder(tmp_path) / "queries_F32.o").mkdir(parents=True)
+    assert told_in_a_new_process("queries_F32")
+    assert compiler.asked == ["queries_F32"]
 
 
 def test_others_may_not_write_where_code_is_kept(compiler: Compiler, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        told_in_a_new_process("scale")
+        told_in_a_new_process("queries_F32")
     finally:
         os.umask(before)
     for path in (folder(tmp_path), folder(tmp_path).parent):
@@ -156,7 +156,7 @@ def test_others_may_not_write_where_code_is_kept(compiler: Compiler, tmp_path: P
 def test_threads_that_ask_at_once_share_one_kernel(compiler: Compiler) -> None:
     shared, found = Library(host()), list[int]()
     threads = [
-        threading.Thread(target=lambda: found.append(shared.kernel("scale").address))
+        threading.Thread(target=lambda: found.append(shared.kernel("queries_F32").address))
         for _ in range(4)
     ]
     for thread in threads:
@@ -165,7 +165,7 @@ def test_threads_that_ask_at_once_share_one_kernel(compiler: Compiler) -> None:
         thread.join()
     assert len(found) == 4
     assert len(set(found)) == 1
-    assert compiler.asked == ["scale"]
+    assert compiler.asked == ["queries_F32"]
 
 
 def test_code_that_nobody_used_for_long_is_removed(compiler: Compiler, tmp_path: Path) -> None:
@@ -175,18 +175,18 @@ def test_code_that_nobody_used_for_long_is_removed(compiler: Compiler, tmp_path:
     (place / "former.o").write_bytes(b"")
     for name in ("unused", "used", "new"):
         (place / name).mkdir()
-        (place / name / "scale.o").write_bytes(b"")
+        (place / name / "queries_F32.o").write_bytes(b"")
     for name, days in (("former.o", 40), ("unused", 40), ("used", 20)):
         long_ago = time.time() - days * DAY
         os.utime(place / name, (long_ago, long_ago))
-    told_in_a_new_process("scale")
+    told_in_a_new_process("queries_F32")
     assert {path.name for path in place.iterdir()} == {"used", "new", folder(tmp_path).name}
 
 
 def test_loading_tells_that_a_folder_is_used(compiler: Compiler, tmp_path: Path) -> None:
-    told_in_a_new_process("scale")
+    told_in_a_new_process("queries_F32")
     os.utime(folder(tmp_path), (0, 0))
-    told_in_a_new_process("scale")
+    told_in_a_new_process("queries_F32")
     assert time.time() - folder(tmp_path).stat().st_mtime < DAY
 
 
@@ -272,6 +272,6 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & {"numba", "torc
 
 
 def test_what_is_kept_is_checked_by_its_digest(compiler: Compiler, tmp_path: Path) -> None:
-    told_in_a_new_process("scale")
-    content = (folder(tmp_path) / "scale.o").read_bytes()
+    told_in_a_new_process("queries_F32")
+    content = (folder(tmp_path) / "queries_F32.o").read_bytes()
     assert content[:32] == hashlib.sha256(content[32:]).digest()

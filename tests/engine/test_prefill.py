@@ -6,6 +6,7 @@ import pytest
 
 from armillary.config import DecoderConfig
 from armillary.engine import decoder as decoders
+from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.decoder import EngineDecoder
 from armillary.engine.prefill import MANY_ROWS
 from support.engine import engine, in_chunks, text
@@ -23,6 +24,7 @@ WIDE = DecoderConfig.uniform(
     d_ff=96,
     max_positions=1024,
 )
+EACH_CACHE = pytest.mark.parametrize("stored", CACHE_FORMATS)
 WINDOWS = config(layer(attention={"window": 20}), layer())
 
 
@@ -66,13 +68,27 @@ def test_the_last_logits_alone_are_those_among_all(name: str) -> None:
     np.testing.assert_allclose(last[0], in_chunks(decoder, ids, [40])[-1], atol=1e-4)
 
 
-def test_texts_together_are_texts_alone_to_the_last_bit() -> None:
+@EACH_CACHE
+def test_texts_together_are_texts_alone_to_the_last_bit(stored: str) -> None:
     """Long and short ones, which meet in passes."""
-    decoder = engine(WIDE, encoding="Q4_1", threads=2)
+    decoder = engine(WIDE, encoding="Q4_1", cache=stored, threads=2)
     texts = [text(length, seed=length) for length in (300, 3, 33, 250, 31, 90)]
     together = decoder.take([decoder.new_cache() for _ in texts], texts)
     for ids, logits in zip(texts, together, strict=True):
         np.testing.assert_array_equal(decoder.take([decoder.new_cache()], [ids])[0], logits)
+
+
+@pytest.mark.parametrize(("stored", "most"), [("BF16", 0.02), ("int8", 0.05)])
+def test_narrow_caches_lose_what_rounding_costs(
+    stored: str, most: float, few: pytest.MonkeyPatch
+) -> None:
+    """Beside a cache in float32, from passes of few rows, of many, and step by step."""
+    ids = text(100)
+    wanted = by_few(few, engine(WIDE, width="float32", threads=1), ids)
+    decoder = engine(WIDE, width="float32", cache=stored, threads=1)
+    for sizes in ([100], [70, *[1] * 30], [16] * 6 + [4]):
+        gap = in_chunks(decoder, ids, sizes) - wanted
+        assert 1e-4 < np.sqrt((gap**2).mean() / (wanted**2).mean()) < most, sizes
 
 
 def test_generation_goes_on_from_a_prompt(few: pytest.MonkeyPatch) -> None:
@@ -82,15 +98,20 @@ def test_generation_goes_on_from_a_prompt(few: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(got, wanted, atol=1e-4)
 
 
+@EACH_CACHE
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing(threads: int) -> None:
-    one, more = (engine(WIDE, encoding="BF16", threads=number) for number in (1, threads))
+def test_threads_change_nothing(threads: int, stored: str) -> None:
+    one, more = (
+        engine(WIDE, encoding="BF16", cache=stored, threads=number) for number in (1, threads)
+    )
     ids = text(150)
     np.testing.assert_array_equal(in_chunks(one, ids, [150]), in_chunks(more, ids, [150]))
 
 
-def test_a_trimmed_cache_shows_nothing_of_what_it_held() -> None:
-    decoder = engine(WIDE, width="bfloat16", threads=1)
+@EACH_CACHE
+def test_a_trimmed_cache_shows_nothing_of_what_it_held(stored: str) -> None:
+    """Case 58."""
+    decoder = engine(WIDE, width="bfloat16", cache=stored, threads=1)
     first, other = text(120), text(80, seed=2)
     cache = decoder.new_cache()
     decoder.take([cache], [first])

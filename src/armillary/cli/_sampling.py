@@ -121,6 +121,15 @@ Dtype = Annotated[
         rich_help_panel=_LOADING,
     ),
 ]
+CacheType = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE",
+        help="What the numba engine keeps keys and values in: float32, bfloat16 or int8; auto is "
+        "float32 where the weights are, else bfloat16.",
+        rich_help_panel=_LOADING,
+    ),
+]
 PromptCache = Annotated[
     bool,
     typer.Option(
@@ -153,6 +162,7 @@ def load_model(
     device: str,
     ignore_key: list[str] | None,
     engine: str = "torch",
+    cache_type: str = "auto",
     prompt_files: bool = False,
 ) -> "LanguageModel":
     """Find, fetch if need be, and load a model, with progress and notices on standard error."""
@@ -160,7 +170,7 @@ def load_model(
     from armillary.cli._progress import TransferProgress
     from armillary.engine_choice import choose_engine
 
-    chosen = choose_engine(engine, device, dtype)
+    chosen = choose_engine(engine, device, dtype, cache_type)
     with TransferProgress() as progress:
         path = locate(model, progress=progress.report)
     console = cache(progress_console)  # made when there is something to say: it takes a moment
@@ -178,6 +188,7 @@ def load_model(
             engine=engine,
             dtype=dtype,
             device=device,
+            cache=cache_type,
             ignore_keys=tuple(ignore_key or ()),
             prompt_files=prompt_files,
             notice=say,

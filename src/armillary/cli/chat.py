@@ -18,6 +18,7 @@ from armillary.cli._options import (
     utf8,
 )
 from armillary.cli._sampling import (
+    CacheType,
     Device,
     Dtype,
     Engine,
@@ -69,6 +70,7 @@ def chat(
     stop: Stop = None,
     engine: Engine = "auto",
     dtype: Dtype = "auto",
+    cache_type: CacheType = "auto",
     device: Device = "auto",
     ignore_key: IgnoreKey = None,
     json: Json = False,
@@ -96,7 +98,7 @@ def chat(
     from armillary.generation.sampling import SamplingConfig
 
     SamplingConfig(**options)
-    lm = load_model(model, dtype, device, ignore_key, engine)
+    lm = load_model(model, dtype, device, ignore_key, engine, cache_type)
     conversation = Conversation(lm, system, options)
     interactive = sys.stdin.isatty() and not json
     if interactive:

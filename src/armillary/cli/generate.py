@@ -9,6 +9,7 @@ import typer
 
 from armillary.cli._options import Debug, IgnoreKey, Json, Model, dim, print_json, utf8
 from armillary.cli._sampling import (
+    CacheType,
     Device,
     Draft,
     Dtype,
@@ -100,6 +101,7 @@ def generate(
     draft: Draft = None,
     engine: Engine = "auto",
     dtype: Dtype = "auto",
+    cache_type: CacheType = "auto",
     device: Device = "auto",
     ignore_key: IgnoreKey = None,
     prompt_cache: PromptCache = True,
@@ -136,9 +138,9 @@ def generate(
     if len(prompts) > 1 and (speculate or draft is not None):
         raise UserError("--speculate and --draft are for one prompt; leave them out")
     _check(options)
-    lm = load_model(model, dtype, device, ignore_key, engine, prompt_cache)
+    lm = load_model(model, dtype, device, ignore_key, engine, cache_type, prompt_cache)
     if draft is not None:
-        options["draft"] = load_model(draft, dtype, device, None, engine)
+        options["draft"] = load_model(draft, dtype, device, None, engine, cache_type)
     elif speculate:
         options["speculate"] = True
     ids = [_ids(lm, text, chat, system) for text in prompts]

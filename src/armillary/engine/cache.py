@@ -6,15 +6,13 @@ too: a rule whose frequencies vary with the length may need them computed anew.
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from armillary.config import DecoderConfig
-from armillary.engine.kv_layout import CHUNK, Stored, value_width, whole_chunks
-
-_ITEM: dict[Stored, np.dtype[Any]] = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
+from armillary.engine.cache_formats import CACHE_FORMATS
+from armillary.engine.kv_layout import BLOCK, CHUNK, Stored, value_width, whole_chunks
 
 
 class CacheFullError(ValueError):
@@ -123,23 +121,27 @@ class TextCache:
 
     def span(self, part: NDArray[np.generic], tokens: int) -> int:
         """How many numbers of each head in one of the arrays the first tokens take."""
-        return part.shape[1] // (self.room // CHUNK) * (whole_chunks(tokens) // CHUNK)
+        of_a_chunk: int = part.shape[1] // (self.room // CHUNK)
+        return of_a_chunk * (whole_chunks(tokens) // CHUNK)
 
     def _take(self, tokens: int) -> None:
         """Memory for so many tokens, with what is held copied to it."""
         room = whole_chunks(tokens)
         old = self.keys, self.values
-        item = _ITEM[self.stored]
         attention = [layer.attention for layer in self.config.layers]
-        self.keys = [np.zeros((a.n_kv_heads, room * a.d_head), item) for a in attention]
-        self.values = [
-            np.zeros((a.n_kv_heads, room * value_width(a.d_head)), item) for a in attention
-        ]
+        self.keys = [self._zeros(a.n_kv_heads, room, a.d_head) for a in attention]
+        self.values = [self._zeros(a.n_kv_heads, room, value_width(a.d_head)) for a in attention]
         for new, before in zip((self.keys, self.values), old, strict=True):
             for layer, held in zip(new, before, strict=False):
                 layer[:, : held.shape[1]] = held
         self.room = room
         self._locate()
+
+    def _zeros(self, heads: int, room: int, width: int) -> NDArray[np.generic]:
+        """Blocks of `width` numbers a token, those of a head one after another."""
+        form = CACHE_FORMATS[self.stored]
+        item = np.dtype(form.item)
+        return np.zeros((heads, room // BLOCK * form.block_bytes(width) // item.itemsize), item)
 
     def _locate(self) -> None:
         """Note where the keys and values of each layer lie."""

@@ -10,6 +10,7 @@ from armillary.checkpoints.parameters import check_filled, parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
+from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.coverage import check_computed
 from armillary.engine.formats import ROWS
 from armillary.engine.kv_layout import Stored
@@ -58,11 +59,13 @@ class EngineDecoder:
     """Computes a configuration with the tensors of a checkpoint, in place where it can.
 
     `width`: matrices as they are stored (quantised ones meet activations rounded to int8 in groups
-    of 32), or brought to float32 or bfloat16. `cache` is the type that keys and values are kept in;
-    float32 where matrices are, else bfloat16. `threads`: the physical cores when None. `notice` is
-    told what a person may want to know: that kernels are compiled, which weights have none.
+    of 32), or brought to float32 or bfloat16. `cache` is what keys and values are kept in, by the
+    names of `CACHE_FORMATS`; left out, float32 where matrices are, else bfloat16. `threads`: the
+    physical cores when None. `notice` is told what a person may want to know: that kernels are
+    compiled, which weights have none, that heads of an odd size are kept in float32.
     Raises NoKernelError for what of a configuration the engine cannot compute; CheckpointError for
-    missing, extra or misshapen tensors, naming them; ValueError for no threads.
+    missing, extra or misshapen tensors, naming them; ValueError for no threads or a cache that is
+    not known.
     """
 
     def __init__(
@@ -78,9 +81,13 @@ class EngineDecoder:
         check_computed(config)
         # Kernels read as many bytes as the configuration says, whatever there is.
         check_filled(parameter_shapes(config), tensors)
+        if cache not in {None, *CACHE_FORMATS}:
+            raise ValueError(f"cache is {cache!r}; known are {', '.join(CACHE_FORMATS)}")
         self.config = config
         self.stored: Stored = cache or ("F32" if _all_float32(tensors, width) else "BF16")
         if any(layer.attention.d_head % 2 for layer in config.layers):
+            if cache not in {None, "F32"}:
+                notice("heads of an odd size: their keys and values are kept in float32")
             self.stored = "F32"
         self._code = library(notice)
         self._team = team(physical_cores() if threads is None else threads)

@@ -1,14 +1,16 @@
 """How a layer's keys and values of one text lie in memory, for the kernels and the cache.
 
-Keys are in blocks of 16 tokens, (h_kv, S / 16, d_h, 16), so that one number of a query meets 16
-keys at a time; values as they come, (h_kv, S, d_v), where d_v is d_h rounded up to whole vectors.
-In bfloat16 the two numbers that are used one after the other lie together: (h_kv, S / 16, d_h / 2,
-16, 2) and (h_kv, S / 2, d_v, 2).
+Both are in blocks of 16 tokens, one after another for each head. A block of keys is (d_h, 16), so
+that one number of a query meets 16 keys at a time; one of values is as they come, (16, d_v), where
+d_v is d_h rounded up to whole vectors. Formats in which numbers are used in twos have two that are
+used one after the other side by side: (d_h / 2, 16, 2) and (8, d_v, 2). What else a format keeps of
+each token is behind the numbers of its block (`engine/cache_formats`).
 """
 
 from typing import Literal
 
-Stored = Literal["F32", "BF16"]
+Stored = Literal["F32", "BF16", "int8"]
+"""What keys and values are kept as, by the names of `CACHE_FORMATS`."""
 
 BLOCK = 16
 CHUNK = 4 * BLOCK

@@ -178,6 +178,7 @@ def _key(machine: Machine) -> str:
     files = [folder / part for part in parts]
     for file in [
         *files,
+        *sorted(folder.glob("cache_formats/*.py")),
         *sorted(folder.glob("formats/*.py")),
         *sorted(folder.glob("kernels/*.py")),
     ]:

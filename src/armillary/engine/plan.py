@@ -215,7 +215,7 @@ class Plan:
         """Put keys and values into the cache, and let the queries read it."""
         inputs, rows = self.inputs, self.inputs.rows
         self.program.add(
-            "scale",
+            f"queries_{self.stored}",
             wait=False,
             x=q.data,
             stride=q.stride,

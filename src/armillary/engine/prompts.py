@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from armillary.config import DecoderConfig
 from armillary.engine.cache import TextCache
-from armillary.engine.plan import rotaries
 from armillary.engine.prompt_files import SHORTEST, PromptFiles, common_prefix
 
 Regimes = tuple[int, ...]
@@ -24,7 +23,7 @@ class PromptCache:
 
     def __init__(self, config: DecoderConfig, files: PromptFiles | None = None) -> None:
         self.reused = 0
-        self._rotaries, self._files = rotaries(config), files
+        self._rotaries, self._files = config.rotaries, files
         self._last: TextCache | None = None
 
     def find(self, prompt: Sequence[int], empty: TextCache) -> TextCache:

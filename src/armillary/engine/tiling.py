@@ -69,4 +69,7 @@ def attention_bytes(d_head: int, d_value: int) -> int:
     """Bytes that a thread needs for the queries that it takes at once."""
     queries = LANES * MOST_VECTORS
     columns = words("F32", d_head) + 2 * CHUNK + d_value + 5
-    return 4 * (queries * columns + LANES * max(words("F32", d_head), d_value))
+    rows = LANES * max(words("F32", d_head), d_value)
+    # The keys and values of a chunk in two bytes, and two float32 for each of its tokens.
+    chunk = 2 * CHUNK * (d_head + d_value + 4)
+    return 4 * (queries * columns + rows) + chunk

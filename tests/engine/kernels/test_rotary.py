@@ -45,20 +45,3 @@ def test_the_layouts_differ() -> None:
     x, angles = drawn(1, 10), np.ones((1, 5))
     both = [turned(x, angles, layout, 1, 1) for layout in ("half_split", "interleaved")]
     assert np.abs(both[0] - both[1]).max() > 0.1
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_heads_are_scaled(threads: int) -> None:
-    x = drawn(5, 60)
-    wide = spaced(x)
-    call(
-        "scale",
-        threads=threads,
-        x=wide,
-        stride=wide.strides[0],
-        heads=6,
-        d_head=10,
-        factor=0.3,
-        rows=count(5),
-    )
-    np.testing.assert_array_equal(wide[:, :60], x * np.float32(0.3))

@@ -5,6 +5,7 @@ To add one, write a function whose parameters are those of `engine/kernel.py`, l
 `Machine` where its steps are emitted.
 """
 
+from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.formats import FORMATS
 from armillary.engine.kernel import Kernel
 from armillary.engine.kernels import (
@@ -33,17 +34,17 @@ def all_kernels(machine: Machine) -> list[Kernel]:
         *(product.product(form, machine) for form in FORMATS.values()),
         *(matmul.matmul(form, machine) for form in FORMATS.values()),
         matmul.narrow(machine),
-        *(block_attention.block_attention(stored, machine) for stored in ("F32", "BF16")),
+        *(block_attention.block_attention(form, machine) for form in CACHE_FORMATS.values()),
         *(embedding.embedding(form) for form in FORMATS.values()),
         *(activation.activation(name) for name in ACTIVATIONS),
         *(rotary.rotate(layout) for layout in ("half_split", "interleaved")),
-        *(attention.attention(stored) for stored in ("F32", "BF16")),
-        *(attention.append(stored) for stored in ("F32", "BF16")),
+        *(attention.queries(form) for form in CACHE_FORMATS.values()),
+        *(attention.attention(form) for form in CACHE_FORMATS.values()),
+        *(attention.append(form) for form in CACHE_FORMATS.values()),
         attention.combine(),
         norm.rms_norm(),
         norm.layer_norm(),
         quantise.quantise(),
-        rotary.scale(),
         rows.add(),
         rows.pick(),
         rows.soft_cap(),

@@ -13,23 +13,51 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import register_jitable
 
-from armillary.engine.emit import F32, FLOATS, I32, Emit, emitted, vector
+from armillary.engine.cache_formats import CacheFormat
+from armillary.engine.cache_formats.format import VECTOR
+from armillary.engine.emit import F32, FLOATS, Emit, emitted
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
 from armillary.engine.kernels.common import floats, share_items, shorts, word
 from armillary.engine.kernels.elementary import exp, tanh
-from armillary.engine.kernels.tile import nearest
-from armillary.engine.kv_layout import BLOCK, CHUNK, SCRATCH, SEGMENTS, Stored
+from armillary.engine.kv_layout import BLOCK, CHUNK, SCRATCH, SEGMENTS
 
 AT_ONCE = (4, 3, 2, 1)
 _MASKED = np.float32(-1e30)
-_VECTOR = vector(F32, FLOATS)
 
 
-def attention(stored: Stored) -> Kernel:
-    """Queries (R, h·d_h), scaled and turned, over the cache: what is found in each segment."""
-    scores_4, scores_3, scores_2, scores_1 = (_scores(stored, queries) for queries in AT_ONCE)
-    gather_4, gather_3, gather_2, gather_1 = (_gather(stored, queries) for queries in AT_ONCE)
-    size = 4 if stored == "F32" else 2
+def queries(form: CacheFormat) -> Kernel:
+    """Heads of turned queries (R, h·d_h), in place, times a number and as `attention` takes them.
+
+    Scores are to be scaled, and queries are fewer.
+    """
+
+    @emitted(types.void)
+    def prepare(e: Emit, query: ir.Value, d_head: ir.Value, factor: ir.Value) -> None:
+        form.prepare(e, query, d_head, factor)
+
+    def queries(
+        thread: int,
+        threads: int,
+        x: Address,
+        stride: Size,
+        heads: Size,
+        d_head: Size,
+        factor: Number,
+        rows: Live,
+    ) -> None:
+        first, last = share_items(rows * heads, thread, threads)
+        for item in range(first, last):
+            prepare(x + item // heads * stride + 4 * (item % heads) * d_head, d_head, factor)
+
+    return kernel(queries, form.name)
+
+
+def attention(form: CacheFormat) -> Kernel:
+    """Prepared queries (R, h·d_h) over the cache: what is found in each segment."""
+    scores_4, scores_3, scores_2, scores_1 = (_scores(form, queries) for queries in AT_ONCE)
+    gather_4, gather_3, gather_2, gather_1 = (_gather(form, queries) for queries in AT_ONCE)
+    weigh = _weigh(form)
+    size, scale_bytes = form.size, form.scale_bytes
 
     def attention(
         thread: int,
@@ -53,6 +81,7 @@ def attention(stored: Stored) -> Kernel:
         # For each row: where its keys and values lie, for how many tokens there is room, and how
         # many it reads. `found`: (R, kv_heads, SEGMENTS, group, 2 + d_value).
         record = 4 * (2 + d_value)
+        k_bytes, v_bytes = d_head * size + scale_bytes, d_value * size + scale_bytes
         items = 0
         for row in range(rows):
             items += kv_heads * _segments(_chunks(word(lengths + 8 * row), window))
@@ -65,8 +94,8 @@ def attention(stored: Stored) -> Kernel:
             chunks = _chunks(length, window)
             segments, apart = _segments(chunks), _segment(chunks)
             for head in range(kv_heads):
-                k = word(keys + 8 * row) + head * capacity * d_head * size
-                v = word(values + 8 * row) + head * capacity * d_value * size
+                k = word(keys + 8 * row) + head * capacity * k_bytes
+                v = word(values + 8 * row) + head * capacity * v_bytes
                 a = q + row * q_stride + head * group * d_head * 4
                 for segment in range(max(first - begin, 0), min(last - begin, segments)):
                     mine = found + ((row * kv_heads + head) * SEGMENTS + segment) * group * record
@@ -79,13 +108,13 @@ def attention(stored: Stored) -> Kernel:
                     for chunk in range(start, min(start + apart, chunks)):
                         token = low // CHUNK * CHUNK + chunk * CHUNK
                         count = min(CHUNK, length - token)
-                        near = v + token * d_value * size
+                        near = v + token * v_bytes
                         done = 0
                         while done < group:
                             together = min(group - done, 4)
                             b, s = a + done * d_head * 4, mine + done * record
                             for block in range((count + BLOCK - 1) // BLOCK):
-                                at = k + (token + block * BLOCK) * d_head * size
+                                at = k + (token + block * BLOCK) * k_bytes
                                 out = scores + block * BLOCK * 4
                                 if together == 4:
                                     scores_4(b, at, d_head, out)
@@ -98,6 +127,7 @@ def attention(stored: Stored) -> Kernel:
                             for one in range(together):
                                 mine_s, mine_k = scores + one * CHUNK * 4, s + one * record
                                 _soften(mine_s, mine_k, cap, low - token, count, d_value)
+                                weigh(mine_s, near, count, d_value)
                             if together == 4:
                                 gather_4(scores, near, count, d_value, s + 8, record)
                             elif together == 3:
@@ -109,7 +139,7 @@ def attention(stored: Stored) -> Kernel:
                             done += together
                 begin += segments
 
-    return kernel(attention, stored)
+    return kernel(attention, form.name)
 
 
 @register_jitable
@@ -159,27 +189,31 @@ def _soften(scores: int, state: int, cap: float, low: int, count: int, d_value: 
             kept[2 + i] *= shrink
 
 
-def _scores(stored: Stored, queries: int) -> Any:
+def _scores(form: CacheFormat, queries: int) -> Any:
     """Queries that lie d_head apart, times 16 keys: 16 scores for each, CHUNK apart."""
 
     @emitted(types.void)
     def scores(e: Emit, q: ir.Value, keys: ir.Value, d_head: ir.Value, out: ir.Value) -> None:
-        totals = [e.variable(e.constant(0.0, _VECTOR)) for _ in range(queries)]
         starts = [e.add(q, e.mul(d_head, 4 * one)) for one in range(queries)]
-        step = 1 if stored == "F32" else 2
-        with e.loop(e.div(d_head, step)) as index:
-            lanes = _numbers(e, stored, e.add(keys, e.mul(index, 64)))
-            for part, lane in enumerate(lanes):
-                for start, total in zip(starts, totals, strict=True):
-                    number = e.load(F32, e.add(start, e.mul(index, 4 * step)), 4 * part)
-                    total.set(e.fma(e.splat(number, FLOATS), lane, total.get()))
-        for one, total in enumerate(totals):
-            e.store(total.get(), out, one * CHUNK * 4)
+        for one, found in enumerate(form.scores(e, starts, keys, d_head)):
+            e.store(found, out, one * CHUNK * 4)
 
     return scores
 
 
-def _gather(stored: Stored, queries: int) -> Any:
+def _weigh(form: CacheFormat) -> Any:
+    """Weights of a chunk, in place, to what `gather` takes."""
+
+    @emitted(types.void)
+    def weigh(
+        e: Emit, weights: ir.Value, values: ir.Value, count: ir.Value, d_value: ir.Value
+    ) -> None:
+        form.weigh(e, weights, values, count, d_value)
+
+    return weigh
+
+
+def _gather(form: CacheFormat, queries: int) -> Any:
     """Weights, CHUNK apart, times the values of `count` tokens, to sums `apart` bytes apart."""
 
     @emitted(types.void)
@@ -192,45 +226,16 @@ def _gather(stored: Stored, queries: int) -> Any:
         sums: ir.Value,
         apart: ir.Value,
     ) -> None:
-        b = e.builder
-        step = 1 if stored == "F32" else 2
-        row = e.mul(d_value, 4)
+        each = [e.add(weights, one * CHUNK * 4) for one in range(queries)]
         with e.loop(e.div(d_value, FLOATS)) as column:
             place = e.mul(column, 4 * FLOATS)
             outs = [e.add(e.add(sums, e.mul(apart, one)), place) for one in range(queries)]
-            totals = [e.variable(e.load(_VECTOR, out)) for out in outs]
-            near = e.add(values, e.mul(column, 64))
-
-            def add(token: ir.Value, lane: ir.Value) -> None:
-                for one, total in enumerate(totals):
-                    weight = e.load(F32, e.add(weights, e.mul(token, 4)), one * CHUNK * 4)
-                    total.set(e.fma(e.splat(weight, FLOATS), lane, total.get()))
-
-            with e.loop(e.div(count, step)) as index:
-                lanes = _numbers(e, stored, e.add(near, e.mul(index, row)))
-                for part, lane in enumerate(lanes):
-                    add(e.add(e.mul(index, step), part), lane)
-            if step == 2:
-                # Beside the last of an odd count lies what no token has written yet.
-                with b.if_then(b.trunc(count, ir.IntType(1))):
-                    last = e.sub(count, 1)
-                    at = e.add(near, e.mul(e.div(last, 2), row))
-                    add(last, _numbers(e, stored, at)[0])
-            for out, total in zip(outs, totals, strict=True):
-                e.store(total.get(), out)
+            before = [e.load(VECTOR, out) for out in outs]
+            found = form.gather(e, each, values, count, d_value, column, before)
+            for out, total in zip(outs, found, strict=True):
+                e.store(total, out)
 
     return gather
-
-
-def _numbers(e: Emit, stored: Stored, address: ir.Value) -> list[ir.Value]:
-    """64 bytes: a vector of float32, or two whose bfloat16 numbers lie in turns."""
-    if stored == "F32":
-        return [e.load(_VECTOR, address)]
-    both = e.load(vector(I32, FLOATS), address)
-    b = e.builder
-    low = b.shl(both, e.constant(16, both.type))
-    high = b.and_(both, e.constant(0xFFFF0000, both.type))
-    return [b.bitcast(each, _VECTOR) for each in (low, high)]
 
 
 def combine() -> Kernel:
@@ -277,9 +282,11 @@ def combine() -> Kernel:
     return kernel(combine)
 
 
-def append(stored: Stored) -> Kernel:
+def append(form: CacheFormat) -> Kernel:
     """New keys (R, h_kv·d_h), turned, and values into the cache, each at the place of its row."""
-    plain = stored == "F32"
+    put_key, put_value = _put_key(form), _put_value(form)
+    size, scale_bytes = form.size, form.scale_bytes
+    beside = form.clears_beside
 
     def append(
         thread: int,
@@ -296,40 +303,69 @@ def append(stored: Stored) -> Kernel:
         places: Address,
         rows: Live,
     ) -> None:
+        k_bytes, v_bytes = d_head * size + scale_bytes, d_value * size + scale_bytes
         first, last = share_items(rows * kv_heads, thread, threads)
         for item in range(first, last):
             row, head = item // kv_heads, item % kv_heads
             capacity, place = word(capacities + 8 * row), word(places + 8 * row)
-            new_k = k + row * stride + 4 * head * d_head
-            new_v = v + row * stride + 4 * head * d_head
-            block, lane = place // BLOCK, place % BLOCK
-            to_k = word(keys + 8 * row)
-            to_v = word(values + 8 * row)
-            if plain:
-                a, b = floats(to_k + 4 * head * capacity * d_head), floats(new_k)
-                for i in range(d_head):
-                    a[(block * d_head + i) * BLOCK + lane] = b[i]
-                a, b = floats(to_v + 4 * head * capacity * d_value), floats(new_v)
-                for i in range(d_head):
-                    a[place * d_value + i] = b[i]
-                for i in range(d_head, d_value):
-                    a[place * d_value + i] = 0
-            else:
-                c, b = shorts(to_k + 2 * head * capacity * d_head), floats(new_k)
-                for i in range(d_head):
-                    at = (block * d_head + i // 2 * 2) * BLOCK + 2 * lane + i % 2
-                    c[at] = nearest(b[i])
-                c, b = shorts(to_v + 2 * head * capacity * d_value), floats(new_v)
+            new = row * stride + 4 * head * d_head
+            lane = place % BLOCK
+            block = head * capacity + place - lane
+            put_key(k + new, word(keys + 8 * row) + block * k_bytes, lane, d_head)
+            to = word(values + 8 * row) + block * v_bytes
+            put_value(v + new, to, lane, d_head, d_value)
+            if beside and place % 2 == 0 and _is_last(row, keys, rows):
+                # Beside it lies what no token has written: `block_attention` gives it no weight,
+                # but it must be a number.
+                numbers = shorts(to + 2 * lane * d_value)
                 for i in range(d_value):
-                    at = place // 2 * 2 * d_value + 2 * i + place % 2
-                    c[at] = nearest(b[i]) if i < d_head else np.uint16(0)
-                if place % 2 == 0 and _is_last(row, keys, rows):
-                    # Beside it lies what no token has written: `block_attention` gives it no
-                    # weight, but it must be a number.
-                    for i in range(d_value):
-                        c[place * d_value + 2 * i + 1] = np.uint16(0)
+                    numbers[2 * i + 1] = np.uint16(0)
 
-    return kernel(append, stored)
+    return kernel(append, form.name)
+
+
+def _put_key(form: CacheFormat) -> Any:
+    """A token's key into its block, one of its lanes."""
+    together = form.per_word
+
+    @emitted(types.void)
+    def put_key(e: Emit, key: ir.Value, block: ir.Value, lane: ir.Value, d_head: ir.Value) -> None:
+        def place(number: ir.Value) -> ir.Value:
+            word = e.div(number, together)
+            of_word = e.sub(number, e.mul(word, together))
+            return e.add(e.mul(e.add(e.mul(word, BLOCK), lane), together), of_word)
+
+        form.put(e, key, d_head, block, d_head, lane, place)
+
+    return put_key
+
+
+def _put_value(form: CacheFormat) -> Any:
+    """A token's value into its block, with zeros up to whole vectors."""
+    together = form.per_word
+
+    @emitted(types.void)
+    def put_value(
+        e: Emit,
+        value: ir.Value,
+        block: ir.Value,
+        lane: ir.Value,
+        d_head: ir.Value,
+        d_value: ir.Value,
+    ) -> None:
+        word = e.div(lane, together)
+        first = e.mul(e.mul(word, d_value), together)
+        of_word = e.sub(lane, e.mul(word, together))
+
+        def place(number: ir.Value) -> ir.Value:
+            return e.add(e.add(first, e.mul(number, together)), of_word)
+
+        form.put(e, value, d_head, block, d_value, lane, place)
+        nothing = form.narrow(e, e.constant(0.0, F32), e.constant(1.0, F32))
+        with e.loop(e.sub(d_value, d_head)) as index:
+            e.store(nothing, e.add(block, e.mul(place(e.add(d_head, index)), form.size)))
+
+    return put_value
 
 
 @register_jitable

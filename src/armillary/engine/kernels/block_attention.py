@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import register_jitable
 
-from armillary.engine.emit import I16, I32, Emit, emitted
+from armillary.engine.cache_formats import CacheFormat
+from armillary.engine.emit import F32, I16, I32, Emit, emitted
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
 from armillary.engine.kernels.common import (
     floats,
@@ -24,7 +25,7 @@ from armillary.engine.kernels.common import (
 )
 from armillary.engine.kernels.elementary import tanh
 from armillary.engine.kernels.tile import SUMS, WORDS, interleave, lay, tile, transpose
-from armillary.engine.kv_layout import BLOCK, CHUNK, Stored
+from armillary.engine.kv_layout import BLOCK, CHUNK
 from armillary.engine.machine import Machine
 from armillary.engine.tiling import LANES, tile_rows, tile_vectors, wide
 
@@ -36,14 +37,14 @@ _VECTOR = 4 * LANES
 """Bytes of a vector."""
 
 
-def block_attention(stored: Stored, machine: Machine) -> Kernel:
+def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
     """Queries (R, h·d_h), turned, over the cache → heads side by side, (R, h·d_h).
 
     Rows that follow each other in one text are taken together.
     """
-    attend = _attend(stored, machine)
+    attend = _attend(form, machine)
     queries = LANES * tile_vectors(machine)
-    size = 4 if stored == "F32" else 2
+    size, scale_bytes = form.size, form.scale_bytes
 
     def block_attention(
         thread: int,
@@ -77,8 +78,8 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
         while row < rows:
             last, capacity = _text_end(row, keys, rows), word(capacities + 8 * row)
             for head in range(kv_heads):
-                k = word(keys + 8 * row) + head * capacity * d_head * size
-                v = word(values + 8 * row) + head * capacity * d_value * size
+                k = word(keys + 8 * row) + head * capacity * (d_head * size + scale_bytes)
+                v = word(values + 8 * row) + head * capacity * (d_value * size + scale_bytes)
                 shift = head * group * d_head * 4
                 for begin in range(0, (last - row) * group, queries):
                     if owner == thread:
@@ -95,10 +96,10 @@ def block_attention(stored: Stored, machine: Machine) -> Kernel:
                         owner += turn
             row = last
 
-    return kernel(block_attention, stored, exact=True)
+    return kernel(block_attention, form.name, exact=True)
 
 
-def _attend(stored: Stored, machine: Machine) -> Any:
+def _attend(form: CacheFormat, machine: Machine) -> Any:
     """Queries of one text and head: from one of the group of a row on, then of the rows after it.
 
     Its tuples are (first row, which of its group, count of queries, group, lengths of the rows),
@@ -106,9 +107,10 @@ def _attend(stored: Stored, machine: Machine) -> Any:
     """
     most = tile_vectors(machine)
     # For as many queries as meet at once, and for a few.
-    chunk_many, chunk_few = _chunk(stored, machine, most), _chunk(stored, machine, 1)
-    begin, finish = _begin(stored, machine), _finish()
-    size, per_word = (4, 1) if stored == "F32" else (2, 2)
+    chunk_many, chunk_few = _chunk(form, machine, most), _chunk(form, machine, 1)
+    begin, finish = _begin(form, machine), _finish()
+    size, scale_bytes, staged = form.size, form.scale_bytes, form.staged
+    per_word, bring = form.per_word, _stage(form)
 
     @register_jitable
     def attend(
@@ -135,6 +137,9 @@ def _attend(stored: Stored, machine: Machine) -> Any:
         weights = scores + CHUNK * step
         sums = weights + CHUNK // per_word * step
         stage = sums + d_value * step
+        near_k = stage + LANES * 4 * max(wide_d, d_value)
+        near_v = near_k + CHUNK * 2 * d_head
+        scales = near_v + CHUNK * 2 * d_value
         longest = begin(which, d_head, wide_d, q, window, vectors, state, packed, stage)
         added = floats(sums)
         for i in range(d_value * vectors * LANES):
@@ -146,7 +151,13 @@ def _attend(stored: Stored, machine: Machine) -> Any:
             written = min(CHUNK, longest - token)
             there = (written + BLOCK - 1) // BLOCK * BLOCK
             hides = token < highest or token + there > shortest
-            near = k + token * d_head * size, v + token * d_value * size
+            at_k = k + token * (d_head * size + scale_bytes)
+            at_v = v + token * (d_value * size + scale_bytes)
+            if staged:
+                bring(at_k, written, d_head, near_k, scales)
+                bring(at_v, written, d_value, near_v, scales + 4 * CHUNK)
+                at_k, at_v = near_k, near_v
+            near = at_k, at_v, scales
             parts = packed, scores, weights, sums
             if vectors == most:
                 chunk_many(near, token, there, written, sizes, cap, hides, state, parts)
@@ -158,9 +169,26 @@ def _attend(stored: Stored, machine: Machine) -> Any:
     return attend
 
 
-def _begin(stored: Stored, machine: Machine) -> Any:
+def _stage(form: CacheFormat) -> Any:
+    """Keys or values of a chunk as tiles read them, and their scales."""
+
+    @emitted(types.void)
+    def bring(
+        e: Emit,
+        numbers: ir.Value,
+        written: ir.Value,
+        width: ir.Value,
+        to: ir.Value,
+        scales_to: ir.Value,
+    ) -> None:
+        form.stage(e, numbers, written, width, to, scales_to)
+
+    return bring
+
+
+def _begin(form: CacheFormat, machine: Machine) -> Any:
     """Queries as columns, and what is kept of each, at the start."""
-    lay_out = lay(machine, stored)
+    lay_out = lay(machine, form.tiles)
 
     @register_jitable
     def begin(
@@ -207,15 +235,15 @@ def _begin(stored: Stored, machine: Machine) -> Any:
     return begin
 
 
-def _chunk(stored: Stored, machine: Machine, vectors: int) -> Any:
+def _chunk(form: CacheFormat, machine: Machine, vectors: int) -> Any:
     """Queries meet the keys and values of a chunk."""
-    multiply, soften = _scores(stored, machine, vectors), _soften(stored, machine, vectors)
-    gather, mask = _gather(stored, machine, vectors), _mask(vectors)
-    per_word = 1 if stored == "F32" else 2
+    multiply, soften = _scores(form, machine, vectors), _soften(form, machine, vectors)
+    gather, mask = _gather(form, machine, vectors), _mask(vectors)
+    per_word = form.per_word
 
     @register_jitable
     def chunk(
-        near: tuple[int, int],
+        near: tuple[int, int, int],
         token: int,
         count: int,
         written: int,
@@ -226,16 +254,16 @@ def _chunk(stored: Stored, machine: Machine, vectors: int) -> Any:
         parts: tuple[int, int, int, int],
     ) -> None:
         # `count` is of whole blocks: `written` are the tokens that there are.
-        (keys, values), (d_head, d_value) = near, sizes
+        (keys, values, scales), (d_head, d_value) = near, sizes
         packed, scores, weights, sums = parts
-        multiply(keys, d_head // per_word, count, packed, scores)
+        multiply(keys, d_head // per_word, count, packed, scores, scales)
         if cap > 0:
             bounded, inverse = floats(scores), np.float32(1) / cap
             for i in range(count * vectors * LANES):
                 bounded[i] = cap * tanh(bounded[i] * inverse)
         if hides:
             mask(scores, token, count, state + 3 * _VECTOR * vectors)
-        soften(scores, count, weights, state)
+        soften(scores, count, weights, state, scales + 4 * CHUNK)
         gather(values, d_value, (written + per_word - 1) // per_word, weights, sums, state)
 
     return chunk
@@ -285,13 +313,19 @@ def _text_end(row: int, keys: int, rows: int) -> int:
     return last
 
 
-def _scores(stored: Stored, machine: Machine, vectors: int) -> Any:
+def _scores(form: CacheFormat, machine: Machine, vectors: int) -> Any:
     """Keys, `count` of them, times queries: (count, vectors · 16)."""
     at_once = tile_rows(machine)
 
     @emitted(types.void)
     def scores(
-        e: Emit, keys: ir.Value, d_words: ir.Value, count: ir.Value, q: ir.Value, out: ir.Value
+        e: Emit,
+        keys: ir.Value,
+        d_words: ir.Value,
+        count: ir.Value,
+        q: ir.Value,
+        out: ir.Value,
+        scales: ir.Value,
     ) -> None:
         step, parts = _VECTOR * vectors, BLOCK // at_once
         with e.loop(e.div(count, at_once)) as part:
@@ -303,10 +337,14 @@ def _scores(stored: Stored, machine: Machine, vectors: int) -> Any:
             rows = [e.add(near, 4 * each) for each in range(at_once)]
 
             def finish(row: int, sums: list[ir.Value]) -> None:
+                if form.staged:
+                    number = e.load(F32, e.add(scales, e.mul(part, 4 * at_once)), 4 * row)
+                    scale = e.splat(number, LANES)
+                    sums = [e.builder.fmul(total, scale) for total in sums]
                 for one, total in enumerate(sums):
                     e.store(total, to, row * step + one * _VECTOR)
 
-            tile(e, machine, stored, rows, _VECTOR, q, step, d_words, vectors, finish)
+            tile(e, machine, form.tiles, rows, _VECTOR, q, step, d_words, vectors, finish)
 
     return scores
 
@@ -332,17 +370,22 @@ def _mask(vectors: int) -> Any:
     return mask
 
 
-def _soften(stored: Stored, machine: Machine, vectors: int) -> Any:
+def _soften(form: CacheFormat, machine: Machine, vectors: int) -> Any:
     """Scores of a chunk → weights 2^(score − m), as words of tokens that follow each other.
 
     `state` holds vectors of m, of the sums of weights, and of 2^(m before − m).
     """
     # Weights that are rounded to bfloat16 need no better.
-    powers = _powers_of_two(4 if stored == "BF16" else 7)
+    powers = _powers_of_two(4 if form.tiles == "BF16" else 7)
 
     @emitted(types.void)
     def soften(
-        e: Emit, scores: ir.Value, count: ir.Value, weights: ir.Value, state: ir.Value
+        e: Emit,
+        scores: ir.Value,
+        count: ir.Value,
+        weights: ir.Value,
+        state: ir.Value,
+        scales: ir.Value,
     ) -> None:
         b = e.builder
         step = vectors * _VECTOR
@@ -365,14 +408,18 @@ def _soften(stored: Stored, machine: Machine, vectors: int) -> Any:
             totals.append(e.variable(b.fmul(total, shrink)))
         with e.loop(e.div(count, 2)) as pair:
             at = e.add(scores, e.mul(pair, 2 * step))
-            to = e.add(weights, e.mul(pair, 2 * step if stored == "F32" else step))
+            to = e.add(weights, e.mul(pair, 2 * step if form.tiles == "F32" else step))
+            of_pair = e.add(scales, e.mul(pair, 8))
             for one in each:
                 two = []
                 for half in (0, 1):
                     score = e.load(SUMS, at, half * step + one * _VECTOR)
                     two.append(_power(e, machine, b.fsub(score, now[one]), powers))
                 totals[one].set(e.fadd(totals[one].get(), e.fadd(*two)))
-                if stored == "F32":
+                if form.staged:
+                    by = [e.splat(e.load(F32, of_pair, 4 * half), LANES) for half in (0, 1)]
+                    two = [b.fmul(*each_two) for each_two in zip(two, by, strict=True)]
+                if form.tiles == "F32":
                     for half in (0, 1):
                         e.store(two[half], to, half * step + one * _VECTOR)
                 else:
@@ -383,7 +430,7 @@ def _soften(stored: Stored, machine: Machine, vectors: int) -> Any:
     return soften
 
 
-def _gather(stored: Stored, machine: Machine, vectors: int) -> Any:
+def _gather(form: CacheFormat, machine: Machine, vectors: int) -> Any:
     """Values of `count` words of tokens times weights, added to sums (d_v, vectors · 16)."""
     at_once = tile_rows(machine)
 
@@ -410,7 +457,7 @@ def _gather(stored: Stored, machine: Machine, vectors: int) -> Any:
                     e.store(e.fma(e.load(SUMS, to, place), shrink[one], total), to, place)
 
             apart = e.mul(d_value, 4)
-            tile(e, machine, stored, rows, apart, weights, step, count, vectors, finish)
+            tile(e, machine, form.tiles, rows, apart, weights, step, count, vectors, finish)
 
     return gather
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
+from armillary.engine.kernel import Address, Kernel, Live, Size, kernel
 from armillary.engine.kernels.common import floats, share_items
 
 
@@ -34,25 +34,3 @@ def rotate(layout: Literal["half_split", "interleaved"]) -> Kernel:
                 a[k] = one * s[i] + two * c[i]
 
     return kernel(rotate, layout)
-
-
-def scale() -> Kernel:
-    """Heads of rows times a number: scores are to be scaled, and queries are fewer."""
-
-    def scale(
-        thread: int,
-        threads: int,
-        x: Address,
-        stride: Size,
-        heads: Size,
-        d_head: Size,
-        factor: Number,
-        rows: Live,
-    ) -> None:
-        first, last = share_items(rows * heads, thread, threads)
-        for item in range(first, last):
-            a = floats(x + item // heads * stride + 4 * (item % heads) * d_head)
-            for i in range(d_head):
-                a[i] = a[i] * factor
-
-    return kernel(scale)
