@@ -14,5 +14,9 @@ class CheckpointError(UserError):
     """A file cannot be read as the checkpoint that it claims to be."""
 
 
+class TruncatedError(CheckpointError):
+    """A file ends before what its header promises."""
+
+
 class ConfigError(UserError):
     """A configuration describes no decoder."""

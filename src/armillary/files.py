@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.errors import CheckpointError, UserError
+from armillary.errors import CheckpointError, TruncatedError, UserError
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"  # what the name of a file that is being written ends with
@@ -271,7 +271,8 @@ def verify_manifest(
             raise CheckpointError(f"{directory}: {name} is in the manifest but not there")
         found = path.stat().st_size
         if found != size:
-            raise CheckpointError(f"{path}: has {found} bytes, the manifest says {size}")
+            kind = TruncatedError if found < size else CheckpointError
+            raise kind(f"{path}: has {found} bytes, the manifest says {size}")
         if checksums and number % share[1] == share[0] and sha256(path) != checksum:
             raise CheckpointError(f"{path}: its SHA-256 is not the manifest's; save it again")
     return list(entries)

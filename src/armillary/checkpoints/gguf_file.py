@@ -17,8 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, encoded_bytes
+<<<<<<< HEAD
 from armillary.errors import CheckpointError
 from armillary.files import Opener, Segments, map_file, write_whole
+=======
+from armillary.errors import CheckpointError, TruncatedError
+from armillary.files import map_file, write_atomically
+>>>>>>> doctor
 
 MAGIC = b"GGUF"
 _MAX_DIMENSIONS = 4
@@ -129,8 +134,8 @@ class _Cursor:
 
     def take(self, size: int) -> memoryview:
         if size > len(self._data) - self.position:
-            raise self.fault(
-                f"is cut off: {size} bytes are due at byte {self.position}, "
+            raise TruncatedError(
+                f"{self._path}: is cut off: {size} bytes are due at byte {self.position}, "
                 f"{len(self._data) - self.position} are left; "
                 "fetch the file again"
             )
@@ -226,7 +231,7 @@ class _TensorEntry:
             )
         begin = start + self.offset
         if begin + size > data.size:
-            raise CheckpointError(
+            raise TruncatedError(
                 f"{where}: is cut off: {math.prod(self.shape)} numbers in {encoding} at byte "
                 f"{begin}, the file has {data.size} bytes; fetch it again"
             )

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, block_size, encoded_bytes
-from armillary.errors import CheckpointError
+from armillary.errors import CheckpointError, TruncatedError
 from armillary.files import (
     ALONE,
     Opener,
@@ -95,7 +95,7 @@ def _header(data: NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], int]:
             f"{_HEADER_LIMIT} are allowed"
         )
     if 8 + length > data.size:
-        raise CheckpointError(
+        raise TruncatedError(
             f"{path}: is cut off: the header takes {length} bytes, {data.size - 8} are there; "
             "fetch the file again"
         )
@@ -157,7 +157,7 @@ def _entry(
     if begin > end:
         raise CheckpointError(f"{where} begins at {begin}, after its end at {end}")
     if end > body:
-        raise CheckpointError(
+        raise TruncatedError(
             f"{where} ends at byte {end}, the file's data at {body}; fetch it again"
         )
     if end - begin != math.prod(shape) * item_bytes[encoding]:

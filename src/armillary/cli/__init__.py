@@ -6,7 +6,8 @@ typer and the shared options only; what the command runs is imported inside the 
 code and at most one line on standard error:
 
     0    done
-    1    a fault of armillary's (`--debug` shows where), or the reader of our output has gone
+    1    a fault of armillary's (`--debug` shows where), or the reader of our output has gone; from
+         doctor and diff: something was found
     2    something that the user gave cannot be used, or the command line cannot be read
     3    what came out does not hold to what was asked (the gates of an adaptation)
     130  interrupted (143 by SIGTERM)
@@ -26,7 +27,12 @@ from armillary import __version__
 from armillary.cli._options import Debug, Interrupted, Invocation, one_line
 from armillary.cli.chat import chat
 from armillary.cli.compare import compare
+<<<<<<< HEAD
 from armillary.cli.convert import convert
+=======
+from armillary.cli.diff import diff
+from armillary.cli.doctor import doctor
+>>>>>>> doctor
 from armillary.cli.evaluate import evaluate
 from armillary.cli.extend import extend
 from armillary.cli.generate import generate
@@ -52,7 +58,12 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     evaluate,
     compare,
     quantize,
+<<<<<<< HEAD
     convert,
+=======
+    doctor,
+    diff,
+>>>>>>> doctor
 )
 
 app = typer.Typer(
@@ -95,7 +106,12 @@ def _root(
       armillary extend plan smollm2-135m --to 32768
       armillary evaluate smollm2-135m --out results --minutes 10
       armillary quantize my-model --to q8_0 --out my-model.gguf
+<<<<<<< HEAD
       armillary convert my-model my-model.gguf --to gguf
+=======
+      armillary doctor my-model
+      armillary diff my-model my-model.gguf
+>>>>>>> doctor
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.
