@@ -17,13 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, encoded_bytes
-<<<<<<< HEAD
-from armillary.errors import CheckpointError
-from armillary.files import Opener, Segments, map_file, write_whole
-=======
 from armillary.errors import CheckpointError, TruncatedError
-from armillary.files import map_file, write_atomically
->>>>>>> doctor
+from armillary.files import Opener, Segments, map_file, write_whole
 
 MAGIC = b"GGUF"
 _MAX_DIMENSIONS = 4

@@ -27,12 +27,9 @@ from armillary import __version__
 from armillary.cli._options import Debug, Interrupted, Invocation, one_line
 from armillary.cli.chat import chat
 from armillary.cli.compare import compare
-<<<<<<< HEAD
 from armillary.cli.convert import convert
-=======
 from armillary.cli.diff import diff
 from armillary.cli.doctor import doctor
->>>>>>> doctor
 from armillary.cli.evaluate import evaluate
 from armillary.cli.extend import extend
 from armillary.cli.generate import generate
@@ -58,12 +55,9 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     evaluate,
     compare,
     quantize,
-<<<<<<< HEAD
     convert,
-=======
     doctor,
     diff,
->>>>>>> doctor
 )
 
 app = typer.Typer(
@@ -106,12 +100,9 @@ def _root(
       armillary extend plan smollm2-135m --to 32768
       armillary evaluate smollm2-135m --out results --minutes 10
       armillary quantize my-model --to q8_0 --out my-model.gguf
-<<<<<<< HEAD
       armillary convert my-model my-model.gguf --to gguf
-=======
       armillary doctor my-model
       armillary diff my-model my-model.gguf
->>>>>>> doctor
       armillary COMMAND --help
 
     Results go to standard output, progress and errors to standard error.
