@@ -65,8 +65,11 @@ class DecoderLayer(nn.Module):
         self.residual = config.residual
         self.residual_scale = config.residual_scale
         self.norm1 = norm(reads)
-        attention = Attention if config.attention.latent is None else LatentAttention
-        self.attention: Attention | LatentAttention = attention(d, config.attention)
+        self.attention: Attention | LatentAttention = (
+            Attention(d, config.attention)
+            if config.attention.latent is None
+            else LatentAttention(d, config.attention)
+        )
         self.post_norm1 = norm(gives)
         self.norm2 = norm(reads and config.residual != "parallel_shared_norm")
         self.feedforward = _build_feedforward(d, config.feedforward)

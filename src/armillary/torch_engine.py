@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from armillary.config import DecoderConfig
+from armillary.config import DecoderConfig, MixtureConfig
 from armillary.cuda_graph import recorded
 from armillary.decoder import Decoder
 from armillary.parts.kv_cache import KVCache
@@ -29,14 +29,17 @@ class TorchEngine:
     """Computes with a decoder, in its own number type and on its own device.
 
     `fixed_steps`: whether the step of one more token each has fixed shapes, as a GPU needs it to be
-    quick; on a CPU it would read slots that hold nothing. Left out, it is so on CUDA devices.
+    quick; on a CPU it would read slots that hold nothing. Left out, it is so on CUDA devices, but
+    for decoders with experts: which of them multiply how much is known only when routing is done.
     The methods are those of `generation.engine.Engine`.
     """
 
     def __init__(self, decoder: Decoder, *, fixed_steps: bool | None = None) -> None:
         on_gpu = decoder.embedding.weight.device.type == "cuda"
         self._decoder = decoder
-        self._fixed_steps = on_gpu if fixed_steps is None else fixed_steps
+        layers = decoder.config.layers
+        routes = any(isinstance(layer.feedforward, MixtureConfig) for layer in layers)
+        self._fixed_steps = on_gpu and not routes if fixed_steps is None else fixed_steps
 
     @property
     def config(self) -> DecoderConfig:

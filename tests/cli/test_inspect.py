@@ -231,7 +231,12 @@ def test_json_says_the_same_on_one_line(inspect):
         "outputs": [{"name": "", "shape": [2, 3, 16]}] * 2,
         "parameters": 256,
     }
-    assert facts["parameters"] == {"layers": 656, "outside": 264, "total": 920}
+    assert facts["parameters"] == {
+        "layers": 656,
+        "outside": 264,
+        "total": 920,
+        "active": 920,
+    }
     assert facts["weights_bytes"] == {"float32": 3680, "bfloat16": 1840}
     assert facts["cache"] == {
         "dtype": "float32",

@@ -112,6 +112,8 @@ def _facts(model: str, config: "DecoderConfig", batch: int, length: int, dtype: 
             "layers": sum(group.parameters for group in groups),
             "outside": sum(step.parameters for step in outside),
             "total": parameters,
+            # Of experts, those that a token picks.
+            "active": size.active_parameters(config),
         },
         "weights_bytes": {
             name: parameters * size.BYTES_OF[name] for name in ("float32", "bfloat16")
@@ -320,7 +322,9 @@ def _parameter_lines(facts: Facts) -> Lines:
         for group in facts["layers"]
     ]
     lines += [(step["step"], f"{step['parameters']:,}") for step in facts["outside"]]
-    return [*lines, ("total", f"{facts['parameters']['total']:,}")]
+    total, active = (facts["parameters"][name] for name in ("total", "active"))
+    lines.append(("total", f"{total:,}"))
+    return lines if active == total else [*lines, ("active for a token", f"{active:,}")]
 
 
 def _memory_lines(facts: Facts) -> Lines:

@@ -55,9 +55,10 @@ class LatentAttention(nn.Module):
         assert turn is not None
         q = self.q(x) if self.latent.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
         q = q.view(*q.shape[:2], self.config.n_heads, -1).transpose(1, 2)
-        q_key, q_rope = q.split([self.d_key, self.latent.d_rope], dim=-1)
+        q_key, q_rope = torch.split(q, [self.d_key, self.latent.d_rope], dim=-1)
         q_rope = rotate(q_rope, turn)
-        c, k_rope = self.kv_down(x).split([self.latent.kv_rank, self.latent.d_rope], dim=-1)
+        down: Tensor = self.kv_down(x)
+        c, k_rope = torch.split(down, [self.latent.kv_rank, self.latent.d_rope], dim=-1)
         # Both as of one head.
         c, k_rope = self.kv_norm(c).unsqueeze(1), rotate(k_rope.unsqueeze(1), turn)
         if store is not None:
@@ -83,7 +84,7 @@ class LatentAttention(nn.Module):
         """Keys and values of every head → (B, h, T, d_value)."""
         h = self.config.n_heads
         both = self.kv_up(c.squeeze(1)).view(c.shape[0], c.shape[2], h, -1).transpose(1, 2)
-        k, v = both.split([self.d_key, self.latent.d_value], dim=-1)
+        k, v = torch.split(both, [self.d_key, self.latent.d_value], dim=-1)
         k = torch.cat([k, k_rope.expand(-1, h, -1, -1)], dim=-1)
         return self._attend(torch.cat([q_key, q_rope], dim=-1), k, v, visibility)
 
@@ -92,7 +93,7 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         """q·(W_k c) = (W_kᵀ q)·c, and the sum of W_v c is W_v of the sum → (B, h, T, d_value)."""
         weight = self.kv_up.weight.view(self.config.n_heads, -1, self.latent.kv_rank)
-        w_k, w_v = weight.split([self.d_key, self.latent.d_value], dim=1)
+        w_k, w_v = torch.split(weight, [self.d_key, self.latent.d_value], dim=1)
         q, k = torch.cat([q_key @ w_k, q_rope], dim=-1), torch.cat([c, k_rope], dim=-1)
         return self._attend(q, k, c, visibility) @ w_v.transpose(1, 2)
 

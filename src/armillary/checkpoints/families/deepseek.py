@@ -41,11 +41,16 @@ def _score_scale(entries: StrictDict, d_head: int) -> float | None:
     """d_head^(−1/2)·g², g = 0.1·mscale_all_dim·ln(factor) + 1, where the rule states it."""
     given = entries.take_optional("rope_parameters", dict)
     rule = given or entries.take_optional("rope_scaling", dict) or {}
-    weight, factor = rule.get("mscale_all_dim"), rule.get("factor")
+    weight, factor = (_number(rule.get(key)) for key in ("mscale_all_dim", "factor"))
     if rule.get("rope_type", rule.get("type", "default")) == "default" or not weight:
         return None
-    g = 0.1 * weight * math.log(factor) + 1 if factor and factor > 1 else 1.0
+    g = 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
     return float(d_head**-0.5 * g * g)
+
+
+def _number(value: object) -> float:
+    """A number, or 0 for what is none, which the rule's own reader refuses."""
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _read_layers(entries: StrictDict, values: Values, count: int) -> list[Patch]:
