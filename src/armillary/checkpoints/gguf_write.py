@@ -61,8 +61,8 @@ def write_gguf(
     """Write a file that llama.cpp reads, atomically and by blocks of rows.
 
     `encodings` has one for each parameter. Written as of `family`, else of the checkpoint's own, or
-    of the first that can express the configuration. Of a checkpoint that is a GGUF file all that describes
-    the file and the tokenizer is carried over as it is. `progress` is called with the bytes of
+    of the first that can express the configuration. Of a checkpoint that is a GGUF file all that
+    describes the file and the tokenizer is carried over as it is. `progress` is called with the bytes of
     each block that was written; `file` opens it. Returns notices about what the format leaves out.
     Raises ConfigError and CheckpointError for what it has no place for, before the file is begun;
     UserError when it cannot be written.
