@@ -22,7 +22,7 @@ from armillary.rope_scaling import AnyRopeScaling, Llama3, PositionInterpolation
 from armillary.weights import build_filled, to_write
 from support.downloads import smollm2_gguf
 from support.models import build
-from support.peer_families import CASES, D_HEAD, LENGTH, PEERS, SLIDING, build_peer
+from support.peer_families import CASES, LENGTH, PEERS, SLIDING, build_peer
 from support.peer_families import WINDOW as WINDOW_OF_RULES
 from support.peer_llama import save_peer
 from support.tiny_model import tiny_tokenizer
@@ -139,23 +139,25 @@ RUNS = {
     "granite": ("plain", "yarn", "biases", "tied head"),
     "stablelm": ("plain", "biases", "parallel"),
     "gpt2": ("plain", "own head"),
-    "gpt_neox": (),
-    "falcon": (),
+    "gpt_neox": ("plain", "sequential"),
+    "falcon": (
+        "one kv head, one norm",
+        "groups, two norms",
+        "groups, one norm",
+        "all kv heads",
+        "own head",
+    ),
 }
-# GGUF says no scale of scores for these: it is that of a head's width.
-SCALE = {"query_pre_attn_scalar": D_HEAD}
 
 
 def as_gguf_can_say(name: str, variant: str) -> dict[str, Any]:
-    """Entries of a peer in place of those of which llama.cpp knows one value only."""
+    """Entries of a peer in place of YaRN's beta, of which llama.cpp knows one value only."""
     rope = PEERS[name].variants[variant].get("rope_parameters", {})
-    entries = SCALE if name in ("gemma2", "gemma3") else {}
-    yarn = {"rope_parameters": {**rope, "beta_fast": 32.0}} if "beta_fast" in rope else {}
-    return {**entries, **yarn}
+    return {"rope_parameters": {**rope, "beta_fast": 32.0}} if "beta_fast" in rope else {}
 
 
 def gelu_of_a_table(z: torch.Tensor) -> torch.Tensor:
-    """As llama.cpp has it on a CPU: a table of float16 by numbers of float16, up to 10."""
+    """As llama.cpp has it, of either kind: a table of float16 by numbers of float16, up to 10."""
     rounded = torch.nn.functional.gelu(z.half().float(), approximate="tanh").half().float()
     return torch.where(z.abs() < 10, rounded, z.relu())
 
@@ -166,7 +168,8 @@ def test_a_tiny_model_of_each_family_runs_as_ours_or_is_refused(
     tmp_path, name, variant, monkeypatch
 ):
     """Texts longer than windows and than the original window of scaled rules."""
-    monkeypatch.setitem(ACTIVATIONS, "gelu_tanh", gelu_of_a_table)
+    for name_of_ours in ("gelu", "gelu_tanh"):
+        monkeypatch.setitem(ACTIVATIONS, name_of_ours, gelu_of_a_table)
     tokenizer = tiny_tokenizer(tmp_path / "t")
     entries = as_gguf_can_say(name, variant)
     peer_model = build_peer(name, variant, vocab_size=tokenizer.vocab_size, **entries)
