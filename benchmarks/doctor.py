@@ -1,9 +1,9 @@
 """Faults of conversions, planted in SmolLM2's files one at a time, and what the doctor says first.
 
-Each row is a fault in a file of its own, in the format that the fault is known from; the last ones
-are sound models, of which the doctor must find nothing. A row holds when the first line names the
-fault. The peer is what the same file gives in nats a token on the doctor's text as it is; ours is
-the text with the doctor's change made, where one was.
+Each row is a fault in a file of its own, in the format that the fault is known from, or a sound
+model, of which the doctor must find nothing. A row holds when the first line names the fault, and
+the layer where it is in one. With --json it has the loss on the doctor's text as the file is, and
+with the change that the doctor found.
 
     --only NAME   one row          --keep DIR   the planted files stay there
 """
