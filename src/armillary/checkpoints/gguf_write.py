@@ -199,7 +199,8 @@ def _compared(config: DecoderConfig) -> dict[str, Any]:
     for layer in entries["layers"]:
         layer["dropout"] = layer["attention"]["dropout"] = layer["feedforward"]["dropout"] = 0.0
         del layer["attention"]["rotary"]
-    return _as_held(entries)
+    held: dict[str, Any] = _as_held(entries)
+    return held
 
 
 def _as_held(entries: Any) -> Any:
