@@ -31,7 +31,7 @@ from support.peer_llama import load_peer, save_peer, whole_pass
 pytestmark = pytest.mark.peer
 
 TOLERANCE = 1e-9  # float64; logits reach 9
-IN_FLOAT32 = 2e-4  # rounding alone gives 3e-5
+IN_FLOAT32 = 1e-3  # of logits that reach 17; rounding on both sides gives 2e-4
 FAMILY = {family.name: family for family in FAMILIES}
 VARYING = {("phi3", name) for name in ("longrope", "partial longrope", "tied head")}
 
