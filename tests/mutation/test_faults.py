@@ -19,6 +19,7 @@ from armillary.parts.attention import Attention
 from armillary.parts.experts import MixtureOfExperts, Router
 from armillary.parts.feedforward import GLU
 from armillary.parts.kv_cache import KVCache
+from armillary.parts.latent_attention import LatentAttention
 from armillary.parts.layer_store import LayerStore
 from armillary.parts.mask import Visibility
 from armillary.parts.norm import LayerNorm, RMSNorm
@@ -235,9 +236,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "kv heads are tiled, not grouped": Fault(
         attention.attend,
-        "    if soft_cap is None and visibility.is_plainly_causal",
+        "    if by_torch and visibility.is_plainly_causal",
         "    k, v = (part.repeat(1, q.shape[1] // part.shape[1], 1, 1) for part in (k, v))\n"
-        "    if soft_cap is None and visibility.is_plainly_causal",
+        "    if by_torch and visibility.is_plainly_causal",
         specification("plain"),
     ),
     "scores are divided by d_head": Fault(
@@ -245,8 +246,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the soft cap is dropped": Fault(
         attention._attend_block,
-        "soft_cap * torch.tanh(q @ k.transpose(-1, -2) * scale / soft_cap)",
-        "q @ k.transpose(-1, -2) * scale",
+        "soft_cap * torch.tanh(scores / soft_cap)",
+        "scores",
         specification("soft cap"),
     ),
     "the soft cap comes after the mask": Fault(
@@ -364,6 +365,25 @@ FAULTS: dict[str, Fault] = {
         "torch.sigmoid(self.shared_gate(rows)) * shared",
         "shared",
         specification("experts, shared one gated"),
+    ),
+    # Sinks and latent attention
+    "sinks take no part of the softmax": Fault(
+        attention._attend_block,
+        "torch.cat([scores, nowhere], -1).softmax(-1)[..., :-1]",
+        "scores.softmax(-1)",
+        specification("sinks"),
+    ),
+    "the shared key is not rotated": Fault(
+        LatentAttention.forward,
+        "rotate(k_rope.unsqueeze(1), turn)",
+        "k_rope.unsqueeze(1)",
+        specification("latent"),
+    ),
+    "the latent vector is not normalised": Fault(
+        LatentAttention.forward,
+        "self.kv_norm(c).unsqueeze(1)",
+        "c.unsqueeze(1)",
+        specification("latent"),
     ),
     # The decoder
     "a post norm takes the residual path too": Fault(
