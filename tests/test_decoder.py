@@ -380,7 +380,11 @@ def test_a_token_changes_nothing_before_it() -> None:
         changed = ids.clone()
         changed[0, 4] = (ids[0, 4] + 1) % 61
         before, after = decoder(ids), decoder(changed)
-        assert torch.equal(before[:, :4], after[:, :4]), name
+        if any(layer.feedforward.kind == "moe" for layer in decoder.config.layers):
+            # A product is rounded by which other tokens go to the same expert.
+            torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=1e-12)
+        else:
+            assert torch.equal(before[:, :4], after[:, :4]), name
         assert not torch.allclose(before[:, 4:], after[:, 4:]), name
 
 

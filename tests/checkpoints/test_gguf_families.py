@@ -54,7 +54,9 @@ REFUSED = {
     ("gpt2", "width of its own"): 'feedforward.activation "relu"',
     ("falcon", "sequential"): BIAS,
 }
-EXPRESSIBLE = [case for case in CASES if case not in REFUSED]
+WITHOUT = [case for case in CASES if FAMILY[case[0]].gguf is None]
+"""Of families that are read from and written to directories alone."""
+EXPRESSIBLE = [case for case in CASES if case not in REFUSED and case not in WITHOUT]
 
 
 def checkpoint_of(name: str, variant: str, directory: Path, **entries: Any) -> Checkpoint:
@@ -66,6 +68,16 @@ def checkpoint_of(name: str, variant: str, directory: Path, **entries: Any) -> C
 def written(checkpoint: Checkpoint, path: Path, name: str) -> list[str]:
     encodings = dict.fromkeys(checkpoint.tensors, "F32")
     return write_gguf(path, checkpoint, encodings, family=FAMILY[name])
+
+
+@pytest.mark.parametrize(("name", "variant"), WITHOUT)
+def test_a_family_without_an_architecture_is_refused(tmp_path, name, variant):
+    before = checkpoint_of(name, variant, tmp_path / "a")
+    with pytest.raises(
+        ConfigError, match="family is not read from or written to GGUF; write a directory"
+    ):
+        written(before, tmp_path / "m.gguf", name)
+    assert not (tmp_path / "m.gguf").exists()
 
 
 @pytest.mark.parametrize(("name", "variant"), EXPRESSIBLE)
@@ -157,4 +169,4 @@ def test_the_kinds_of_numbers_are_those_that_readers_ask_for(tmp_path):
 
 
 def test_every_family_with_an_architecture_is_tried():
-    assert {name for name, _ in EXPRESSIBLE} == set(PEERS)
+    assert {name for name, _ in EXPRESSIBLE + WITHOUT} == set(PEERS)

@@ -201,7 +201,7 @@ def table_of(family: Family) -> GGUFTable:
     """The family's table. Raises ConfigError when GGUF has none of it."""
     if family.gguf is None:
         raise ConfigError(
-            f"GGUF has no architecture for the {family.name} family; write a directory"
+            f"the {family.name} family is not read from or written to GGUF; write a directory"
         )
     return family.gguf
 
