@@ -26,7 +26,15 @@ from armillary.engine.decoder import EngineDecoder
 from armillary.parts.kv_cache import KVCache
 from armillary.weights import build_filled
 from support import models
-from support.peer_families import CASES, LENGTH, PEERS, WINDOW, build_peer, in_float64
+from support.peer_families import (
+    CASES,
+    LENGTH,
+    PEERS,
+    WINDOW,
+    WITHOUT_KERNELS,
+    build_peer,
+    in_float64,
+)
 from support.peer_llama import load_peer, save_peer, whole_pass
 
 pytestmark = pytest.mark.peer
@@ -34,7 +42,6 @@ pytestmark = pytest.mark.peer
 TOLERANCE = 1e-9  # float64; logits reach 9
 IN_FLOAT32 = 1e-3  # of logits that reach 17; rounding on both sides gives 2e-4
 FAMILY = {family.name: family for family in FAMILIES}
-WITHOUT_KERNELS = {"mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v3"}
 VARYING = {("phi3", name) for name in ("longrope", "partial longrope", "tied head")}
 
 

@@ -365,6 +365,9 @@ PEERS["deepseek-v3"] = PeerFamily(
 CASES = [(name, variant) for name, peer in PEERS.items() for variant in peer.variants]
 """All families with all their variants."""
 
+WITHOUT_KERNELS = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v3")
+"""Families that only torch computes, and that GGUF files are not written of."""
+
 
 def build_peer(name: str, variant: str, *, seed: int = 0, **entries: Any) -> Any:
     """A model in float64 with every parameter random and large; to be built in `in_float64`."""
