@@ -109,7 +109,8 @@ def _holds_a_known_model(path: Path) -> bool:
         metadata = read_gguf_file(path).metadata
     except (UserError, OSError, TypeError):
         return False
-    return metadata.get("general.architecture") in {f.gguf.architecture for f in FAMILIES}
+    known = {family.gguf.architecture for family in FAMILIES if family.gguf is not None}
+    return metadata.get("general.architecture") in known
 
 
 def _try_text(checkpoint: Checkpoint, texts: Sequence[str], report: Report, tell: Tell) -> None:

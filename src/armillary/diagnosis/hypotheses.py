@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from armillary.config import AttentionConfig, DecoderConfig, LayerConfig, RotaryConfig
+from armillary.config import (
+    AttentionConfig,
+    DecoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    RotaryConfig,
+)
 from armillary.diagnosis.patient import Patient
 from armillary.errors import ConfigError
 from armillary.rope_layout import half_split_from_interleaved, interleaved_from_half_split
@@ -543,6 +549,8 @@ def _exchanges(patient: Patient) -> Iterator[Hypothesis]:
 
 def _feedforwards(patient: Patient) -> Iterator[Hypothesis]:
     feedforward = patient.config.layers[0].feedforward
+    if not isinstance(feedforward, FeedForwardConfig):
+        return
     for activation in ("silu", "gelu", "gelu_tanh", "relu"):
         if activation != feedforward.activation:
             yield Hypothesis(
@@ -557,6 +565,8 @@ def _feedforwards(patient: Patient) -> Iterator[Hypothesis]:
 
 def _activation_change(activation: str) -> Change:
     def changed(layer: LayerConfig) -> LayerConfig:
+        if not isinstance(layer.feedforward, FeedForwardConfig):
+            return layer
         feedforward = layer.feedforward.model_copy(update={"activation": activation})
         return layer.model_copy(update={"feedforward": feedforward})
 

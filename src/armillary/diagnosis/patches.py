@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from armillary.checkpoints.gguf_file import read_gguf_file
+from armillary.checkpoints.huggingface import family_for
 from armillary.checkpoints.rotary_keys import write_gguf_rotary, write_huggingface_rotary
-from armillary.config import DecoderConfig
-from armillary.diagnosis.hypotheses import first_rotary
+from armillary.config import DecoderConfig, LayerConfig
+from armillary.diagnosis.hypotheses import every_layer, first_rotary
 from armillary.errors import ConfigError
 
 _HUGGINGFACE = {
@@ -83,11 +84,28 @@ def _beginning(format_name: str, patch: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def _huggingface_scaling(patch: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
-    rotary = first_rotary(config)
-    if "scaling" not in patch or rotary is None:
+    if "scaling" not in patch:
         return {}
-    changed = rotary.model_copy(update={"scaling": patch["scaling"]})
-    return write_huggingface_rotary(changed, config.layers[0].attention.d_head)
+    try:
+        keys = family_for(config).huggingface.rotary
+        if keys is None:
+            return {}
+        return write_huggingface_rotary(_scaled(config, patch["scaling"]), keys)
+    except ConfigError:
+        return {}
+
+
+def _scaled(config: DecoderConfig, scaling: Any) -> DecoderConfig:
+    """The configuration with another rule wherever it rotates."""
+
+    def changed(layer: LayerConfig) -> LayerConfig:
+        rotary = layer.attention.rotary
+        if rotary is None:
+            return layer
+        scaled = {"rotary": rotary.model_copy(update={"scaling": scaling})}
+        return layer.model_copy(update={"attention": layer.attention.model_copy(update=scaled)})
+
+    return config.model_copy(update={"layers": every_layer(config, changed)})
 
 
 def _gguf_scaling(patch: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
