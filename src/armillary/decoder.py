@@ -169,7 +169,8 @@ class Decoder(nn.Module):
 
         Matrices and tables are normal with standard deviation `std`; those that write to the
         residual path (attention's out, feed-forward's down) with std / √(2N), so that the path's
-        variance does not grow with depth (Radford et al. 2019, §2.3). Biases are 0, norms 1.
+        variance does not grow with depth (Radford et al. 2019, §2.3). Biases and sinks are 0,
+        norms 1.
         """
         for name, parameter in self.named_parameters():
             self.draw(name, parameter, std, generator)
@@ -179,7 +180,7 @@ class Decoder(nn.Module):
         self, name: str, into: Tensor, std: float = 0.02, generator: torch.Generator | None = None
     ) -> None:
         """Fill a tensor with what `initialise` gives the parameter of that name."""
-        if name.endswith("bias"):
+        if name.endswith(("bias", "sinks")):
             into.zero_()
         elif "norm" in name.split(".")[-2]:
             module = self.get_submodule(name.rpartition(".")[0])
