@@ -140,6 +140,7 @@ def test_without_a_fault_there_is_no_gap() -> None:
 def test_the_comparison_fails_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]
     # Room that the text outgrows.
-    monkeypatch.setattr("armillary.engine.cache.CHUNK", 16)
+    monkeypatch.setattr("armillary.engine.kv_layout.CHUNK", 16)
+    monkeypatch.setitem(TextCache.__init__.__kwdefaults__, "room", 16)
     mutate(monkeypatch, fault.function, fault.old, fault.new)
     assert gap(fault.name, fault.sizes) > MARGIN * EXACT
