@@ -8,7 +8,7 @@ whose angles it has never seen, attention fails and the loss leaps.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from armillary.diagnosis.hypotheses import first_rotary, rules, scaling_hypothesis
+from armillary.diagnosis.conventions import first_rotary, rules, scaling_hypothesis
 from armillary.diagnosis.patient import Patient, losses_apart
 from armillary.diagnosis.probe_text import ProbeText, with_prefix
 from armillary.diagnosis.search import COST_ELSEWHERE, LEAST_Z, Cure, Tell, paired_gain

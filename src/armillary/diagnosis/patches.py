@@ -15,7 +15,7 @@ from armillary.checkpoints.gguf_file import read_gguf_file
 from armillary.checkpoints.huggingface import family_for
 from armillary.checkpoints.rotary_keys import write_gguf_rotary, write_huggingface_rotary
 from armillary.config import DecoderConfig, LayerConfig
-from armillary.diagnosis.hypotheses import every_layer, first_rotary
+from armillary.diagnosis.conventions import every_layer, first_rotary
 from armillary.errors import ConfigError
 
 _HUGGINGFACE = {

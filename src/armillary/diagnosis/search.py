@@ -13,13 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from armillary.decoder import DecoderLayer
-from armillary.diagnosis.hypotheses import (
-    Hypothesis,
-    all_hypotheses,
-    applied,
-    exchanged_layers,
-    layer_hypotheses,
-)
+from armillary.diagnosis.conventions import conventions
+from armillary.diagnosis.hypothesis import Hypothesis, applied
+from armillary.diagnosis.misplaced import exchanged_layers, misplaced, misplaced_in
 from armillary.diagnosis.patient import Course, Patient, losses, losses_apart
 from armillary.diagnosis.probe_text import ProbeText, with_prefix
 from armillary.parts.mask import Visibility
@@ -144,7 +140,8 @@ class _State:
     def step(self) -> bool:
         """Find the change that helps most, and make it. False when none does."""
         done = {cure.hypothesis.group for cure in self.cures}
-        singles = [h for h in all_hypotheses(self.patient) if h.group not in done]
+        known = [*misplaced(self.patient), *conventions(self.patient)]
+        singles = [h for h in known if h.group not in done]
         found = self._best([(single,) for single in singles], "conventions")
         beginning = self._beginning() if "bos" not in done else None
         if beginning is not None and (not found or beginning.gain > found[0].gain):
@@ -293,7 +290,7 @@ class _State:
         """What is wrong in single layers, looked for where a layer is of no use."""
         course = self._course()
         suspects = self._suspects(course)
-        candidates = [h for number in suspects for h in layer_hypotheses(self.patient, number)]
+        candidates = [h for number in suspects for h in misplaced_in(self.patient, number)]
         candidates += self._exchanges_of_layers(suspects)
         hopeful = []
         for number, hypothesis in enumerate(candidates):

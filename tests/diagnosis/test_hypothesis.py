@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from armillary.diagnosis.hypotheses import (
-    all_hypotheses,
-    applied,
+from armillary.diagnosis.conventions import conventions
+from armillary.diagnosis.hypothesis import applied
+from armillary.diagnosis.misplaced import (
     exchange,
     exchanged_layers,
+    misplaced,
     reordered_rows,
     transposition,
 )
@@ -15,6 +16,10 @@ from armillary.diagnosis.patient import Course, losses, read_patient
 from support import faults
 
 LAYERS = (0, 1, 2)
+
+
+def all_hypotheses(patient):
+    return [*misplaced(patient), *conventions(patient)]
 
 
 @pytest.fixture

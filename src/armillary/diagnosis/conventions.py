@@ -1,16 +1,11 @@
-"""What may have gone wrong in a conversion, as changes that would undo it.
+"""Conventions that a configuration may say wrongly, as changes of it.
 
-A table: each entry makes another `Patient` out of the one at hand, and says in words and as keys
-of the configuration what it changed. Knows nothing of how a change is judged (search.py).
+A table: each entry makes another `Patient` out of the one at hand.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from armillary.config import (
     AttentionConfig,
@@ -19,12 +14,10 @@ from armillary.config import (
     LayerConfig,
     RotaryConfig,
 )
+from armillary.diagnosis.hypothesis import Change, Hypothesis
+from armillary.diagnosis.misplaced import reordered_rows
 from armillary.diagnosis.patient import Patient
-from armillary.errors import ConfigError
-from armillary.rope_layout import half_split_from_interleaved, interleaved_from_half_split
 from armillary.rope_scaling import AnyRopeScaling, Llama3, PositionInterpolation, Unscaled, YaRN
-
-Change = Callable[[Patient], Patient]
 
 BASES = (1e4, 1e5, 5e5, 1e6, 2.5e4, 5e4, 2.5e5, 2e6, 5e6, 1e7)
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-4, 1e-3)
@@ -33,37 +26,9 @@ FACTORS = (2.0, 4.0, 8.0)
 _LLAMA3_WINDOW = 8192
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """One change.
-
-    `code` is the kind of fault that it undoes. `fault` says what is wrong with the file if the
-    change helps, `remedy` what to do; `patch` has facts of a configuration by our names. Of two
-    hypotheses with one `exclusive`, at most one can hold. `structural` ones are tried in pairs.
-    `layers` are those concerned, none for the whole model.
-    """
-
-    code: str
-    fault: str
-    remedy: str
-    change: Change
-    patch: Mapping[str, Any] = field(default_factory=dict)
-    exclusive: str = ""
-    structural: bool = False
-    layers: tuple[int, ...] = ()
-    in_layer: "Callable[[int], Hypothesis] | None" = None
-    """The same for one layer alone, where that can be."""
-
-    @property
-    def group(self) -> str:
-        """What it changes."""
-        return self.exclusive or self.code
-
-
-def all_hypotheses(patient: Patient) -> list[Hypothesis]:
-    """Those that change something in this patient, for the whole model."""
+def conventions(patient: Patient) -> Iterator[Hypothesis]:
+    """Those that would change something in this patient."""
     sources = (
-        _layouts,
         _head_widths,
         _bases,
         _scalings,
@@ -73,9 +38,9 @@ def all_hypotheses(patient: Patient) -> list[Hypothesis]:
         _feedforwards,
         _scales,
         _caps,
-        _exchanges,
     )
-    return [hypothesis for source in sources for hypothesis in source(patient)]
+    for source in sources:
+        yield from source(patient)
 
 
 def every_layer(config: DecoderConfig, change: Callable[[LayerConfig], LayerConfig]) -> Any:
@@ -114,73 +79,6 @@ def first_rotary(config: DecoderConfig) -> RotaryConfig | None:
     """The rotation of the first layer that has one."""
     rotaries = (layer.attention.rotary for layer in config.layers)
     return next((rotary for rotary in rotaries if rotary is not None), None)
-
-
-# Channel layout of Q and K.
-
-
-def reordered_rows(patient: Patient, parts: str, to: str, layers: Iterable[int]) -> Patient:
-    """Q or K (or both) of some layers with their rows taken for the other pairing."""
-    order = half_split_from_interleaved if to == "half_split" else interleaved_from_half_split
-    changed = {}
-    for number in layers:
-        attention = patient.config.layers[number].attention
-        rotary = attention.rotary
-        if rotary is None:
-            continue
-        for part in parts:
-            count = attention.n_heads if part == "q" else attention.n_kv_heads
-            rows = torch.from_numpy(order(count, attention.d_head, rotary.d_rotary))
-            for kind in ("weight", "bias"):
-                name = f"layers.{number}.attention.{part}.{kind}"
-                if name in patient.tensors:
-                    changed[name] = patient.tensors[name][rows]
-    return patient.with_tensors(changed)
-
-
-def _rows_change(parts: str, to: str, layers: Iterable[int]) -> Change:
-    return lambda patient: reordered_rows(patient, parts, to, layers)
-
-
-_PARTS = {"qk": "Q and K", "q": "Q", "k": "K"}
-_STORED = {"half_split": "interleaved", "interleaved": "half-split"}
-_LAYOUT_KEYS = tuple((parts, to) for parts in _PARTS for to in _STORED)
-
-
-def layouts(patient: Patient, layers: tuple[int, ...], where: str = "") -> Iterator[Hypothesis]:
-    """Rows of Q and K that were left in, or brought to, the order of the other pairing."""
-    attention = patient.config.layers[layers[0]].attention
-    if attention.rotary is None:
-        return
-    for parts, named in _PARTS.items():
-        for to, stored in _STORED.items():
-            yield Hypothesis(
-                code="layout",
-                fault=f"{named}{where} {'are' if len(parts) > 1 else 'is'} stored for {stored} "
-                "rotation, and rotated as the other",
-                remedy=f"convert again, with the rows of {named} brought to the other order "
-                f"({attention.n_heads} heads in Q, {attention.n_kv_heads} in K)",
-                change=_rows_change(parts, to, layers),
-                patch={"rotary.layout": stored.replace("-", "_")} if len(parts) > 1 else {},
-                structural=parts == "qk",
-                layers=layers if where else (),
-                in_layer=None if where else _layout_of_layer(patient, parts, to),
-            )
-
-
-def _layout_of_layer(patient: Patient, parts: str, to: str) -> Callable[[int], Hypothesis]:
-    def of_layer(number: int) -> Hypothesis:
-        found = layouts(patient, (number,), f" of layer {number}")
-        return next(h for h, key in zip(found, _LAYOUT_KEYS, strict=False) if key == (parts, to))
-
-    return of_layer
-
-
-def _layouts(patient: Patient) -> Iterator[Hypothesis]:
-    yield from layouts(patient, tuple(range(patient.config.n_layers)))
-
-
-# Head counts.
 
 
 def _with_heads(patient: Patient, width: int, *, relaid: bool) -> Patient:
@@ -227,9 +125,6 @@ def _head_widths(patient: Patient) -> Iterator[Hypothesis]:
 
 def _heads_change(width: int, relaid: bool) -> Change:
     return lambda patient: _with_heads(patient, width, relaid=relaid)
-
-
-# Rotary base and scaling.
 
 
 def _bases(patient: Patient) -> Iterator[Hypothesis]:
@@ -310,9 +205,6 @@ def _scaling_change(rule: AnyRopeScaling) -> Change:
     )
 
 
-# Norms.
-
-
 def with_norms(patient: Patient, update: Mapping[str, Any]) -> Patient:
     """All norms on the residual path changed alike, the final one too."""
     changed = _with_layers(
@@ -374,7 +266,6 @@ def _norms(patient: Patient) -> Iterator[Hypothesis]:
 
 def _norm_orders(patient: Patient) -> Iterator[Hypothesis]:
     layer = patient.config.layers[0]
-    numbers = range(patient.config.n_layers)
     if layer.norm_placement == "pre" and "layers.0.norm2.weight" in patient.tensors:
         yield Hypothesis(
             code="norm-order",
@@ -395,7 +286,6 @@ def _norm_orders(patient: Patient) -> Iterator[Hypothesis]:
             patch={"residual": "parallel"},
             exclusive="norm-order",
         )
-        yield exchange("norm1", "norm2", tuple(numbers))
     if layer.norm_placement == "post":
         yield Hypothesis(
             code="norm-order",
@@ -438,9 +328,6 @@ def _renamed_norms(patient: Patient, before: str, after: str, placement: str) ->
     return moved.with_tensors(named)
 
 
-# Head, feed-forward, scales.
-
-
 def _heads_of_the_model(patient: Patient) -> Iterator[Hypothesis]:
     if not patient.config.tie_head:
         yield Hypothesis(
@@ -453,98 +340,6 @@ def _heads_of_the_model(patient: Patient) -> Iterator[Hypothesis]:
             patch={"tie_head": True},
             structural=True,
         )
-
-
-def exchange(one: str, other: str, layers: tuple[int, ...], where: str = "") -> Hypothesis:
-    """Two tensors of a layer that have changed places, in some layers."""
-    named = {
-        "attention.q": "Q",
-        "attention.k": "K",
-        "attention.v": "V",
-        "attention.out": "the output projection",
-        "feedforward.gate": "gate",
-        "feedforward.up": "up",
-        "norm1": "norm 1",
-        "norm2": "norm 2",
-    }
-    a, b = named.get(one, one), named.get(other, other)
-    return Hypothesis(
-        code="swapped-gate-up" if "feedforward.gate" in (one, other) else "swapped-tensors",
-        fault=f"{a} and {b}{where} have changed places",
-        remedy=f"convert again with the names of {a} and {b} exchanged",
-        change=lambda patient: _exchanged(patient, one, other, layers),
-        exclusive=f"exchange {one} {other}",
-        structural=not where,
-        layers=layers if where else (),
-        in_layer=None
-        if where
-        else lambda number: exchange(one, other, (number,), f" of layer {number}"),
-    )
-
-
-def _exchanged(patient: Patient, one: str, other: str, layers: Iterable[int]) -> Patient:
-    changed: dict[str, Tensor] = {}
-    for number in layers:
-        for kind in ("weight", "bias"):
-            a, b = (f"layers.{number}.{name}.{kind}" for name in (one, other))
-            if a in patient.tensors and b in patient.tensors:
-                changed |= {a: patient.tensors[b], b: patient.tensors[a]}
-    return patient.with_tensors(changed)
-
-
-def transposition(name: str, layers: tuple[int, ...], where: str = "") -> Hypothesis:
-    """A square matrix that is stored the other way round."""
-
-    def change(patient: Patient) -> Patient:
-        names = [f"layers.{number}.{name}.weight" for number in layers]
-        present = [each for each in names if each in patient.tensors]
-        return patient.with_tensors(
-            {each: patient.tensors[each].T.contiguous() for each in present}
-        )
-
-    return Hypothesis(
-        code="transposed",
-        fault=f"{name}.weight{where} is transposed",
-        remedy="convert again with the matrix (out, in), as in W·x",
-        change=change,
-        exclusive=f"transposed {name}",
-        structural=not where,
-        layers=layers if where else (),
-        in_layer=None
-        if where
-        else lambda number: transposition(name, (number,), f" of layer {number}"),
-    )
-
-
-def _shape(patient: Patient, number: int, name: str) -> tuple[int, ...] | None:
-    tensor = patient.tensors.get(f"layers.{number}.{name}.weight")
-    return None if tensor is None else tuple(tensor.shape)
-
-
-PAIRS = (
-    ("attention.q", "attention.out"),
-    ("attention.q", "attention.k"),
-    ("attention.k", "attention.v"),
-    ("feedforward.gate", "feedforward.up"),
-    ("norm1", "norm2"),
-)
-MATRICES = (
-    *("attention.q", "attention.k", "attention.v", "attention.out"),
-    *("feedforward.gate", "feedforward.up", "feedforward.down"),
-)
-
-
-def _exchanges(patient: Patient) -> Iterator[Hypothesis]:
-    layers = tuple(range(patient.config.n_layers))
-    for one, other in PAIRS:
-        shape = _shape(patient, 0, one)
-        # Exchanged norms are among the orders of norms.
-        if one != "norm1" and shape is not None and shape == _shape(patient, 0, other):
-            yield exchange(one, other, layers)
-    for name in MATRICES:
-        shape = _shape(patient, 0, name)
-        if shape is not None and len(shape) == 2 and shape[0] == shape[1]:
-            yield transposition(name, layers)
 
 
 def _feedforwards(patient: Patient) -> Iterator[Hypothesis]:
@@ -623,54 +418,3 @@ def _caps(patient: Patient) -> Iterator[Hypothesis]:
             ),
             patch={"final_soft_cap": None},
         )
-
-
-# One layer.
-
-
-def layer_hypotheses(patient: Patient, number: int) -> Iterator[Hypothesis]:
-    """What may be wrong in one layer alone."""
-    where, only = f" of layer {number}", (number,)
-    for one, other in PAIRS:
-        shape = _shape(patient, number, one)
-        if shape is not None and shape == _shape(patient, number, other):
-            yield exchange(one, other, only, where)
-    for name in MATRICES:
-        shape = _shape(patient, number, name)
-        if shape is not None and len(shape) == 2 and shape[0] == shape[1]:
-            yield transposition(name, only, where)
-    yield from layouts(patient, only, where)
-
-
-def exchanged_layers(patient: Patient, one: int, other: int) -> Hypothesis | None:
-    """Two whole layers that have changed places; None where they are not alike."""
-    if patient.config.layers[one] != patient.config.layers[other]:
-        return None
-
-    def change(patient: Patient) -> Patient:
-        changed = {}
-        for a, b in ((one, other), (other, one)):
-            prefix = f"layers.{a}."
-            for name, tensor in patient.tensors.items():
-                if name.startswith(prefix):
-                    changed[f"layers.{b}.{name.removeprefix(prefix)}"] = tensor
-        return patient.with_tensors(changed)
-
-    return Hypothesis(
-        code="swapped-layers",
-        fault=f"layers {one} and {other} have changed places",
-        remedy="convert again with the layers in their order",
-        change=change,
-        exclusive=f"layers {one} {other}",
-        layers=(one, other),
-    )
-
-
-def applied(patient: Patient, hypotheses: Iterable[Hypothesis]) -> Patient | None:
-    """The patient with changes made one after the other; None where they do not fit it."""
-    try:
-        for hypothesis in hypotheses:
-            patient = hypothesis.change(patient)
-    except (ConfigError, ValueError, KeyError):
-        return None
-    return patient
