@@ -17,6 +17,7 @@ import torch
 import armillary
 from armillary.language_model import LanguageModel
 from support.downloads import smollm2_gguf
+from support.llama_cpp_peer import llama_cpp_peer
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.download]
 
@@ -77,36 +78,16 @@ def float32_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """llama.cpp on the same weights as float32."""
     path = tmp_path_factory.mktemp("float32") / "smollm2.gguf"
     dequantise_file(smollm2_gguf(), path)
-    peer = open_peer(path)
-    yield peer
-    peer.close()
+    with llama_cpp_peer(path, 256) as peer:
+        yield peer
     path.unlink()  # half a gigabyte
 
 
 @pytest.fixture(scope="module")
 def quantised_peer() -> Iterator[Any]:
     """llama.cpp on the file as it is."""
-    peer = open_peer(smollm2_gguf())
-    yield peer
-    peer.close()
-
-
-def open_peer(path: Path) -> Any:
-    """With a float32 cache and plain attention, so that nothing is rounded to float16."""
-    import llama_cpp
-
-    return llama_cpp.Llama(
-        str(path),
-        n_ctx=256,
-        n_batch=256,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        flash_attn=False,
-        verbose=False,
-    )
+    with llama_cpp_peer(smollm2_gguf(), 256) as peer:
+        yield peer
 
 
 def dequantise_file(source: Path, target: Path) -> None:

@@ -3,8 +3,6 @@
 In float32, where llama.cpp computes in float32: a difference is a fault and no rounding.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from armillary.parts.rotary import varies_with_length
 from armillary.rope_scaling import AnyRopeScaling, Llama3, PositionInterpolation, YaRN
 from armillary.weights import build_filled, to_write
 from support.downloads import smollm2_gguf
+from support.llama_cpp_peer import llama_cpp_peer
 from support.models import build
 from support.peer_families import CASES, LENGTH, PEERS, SLIDING, build_peer
 from support.peer_families import WINDOW as WINDOW_OF_RULES
@@ -32,29 +31,6 @@ pytestmark = pytest.mark.llamacpp
 CLOSE = 2e-3
 WINDOW, ORIGINAL = 128, 64
 GREEDY = 32
-
-
-@contextmanager
-def peer(path: Path, window: int) -> Iterator[Any]:
-    """llama.cpp with a float32 cache and plain attention, so that nothing is rounded to float16."""
-    import llama_cpp
-
-    opened = llama_cpp.Llama(
-        str(path),
-        n_ctx=window,
-        n_batch=window,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        flash_attn=False,
-        verbose=False,
-    )
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 def theirs(opened: Any, ids: list[int]) -> np.ndarray:
@@ -80,7 +56,7 @@ def compare(
     """Logits at some positions, and 32 greedy tokens after the first few ids."""
     decoder = build_filled(checkpoint.config, checkpoint.tensors)
     prompt = ids[:5]
-    with torch.no_grad(), peer(path, len(ids) + GREEDY) as opened:
+    with torch.no_grad(), llama_cpp_peer(path, len(ids) + GREEDY) as opened:
         ours = decoder(torch.tensor([ids]))[0].numpy()
         found = theirs(opened, ids)
         assert np.abs(found[at] - ours[at]).max() <= CLOSE

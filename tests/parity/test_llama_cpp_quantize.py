@@ -5,8 +5,6 @@ multiple of a block's 32, so that a matrix falls back to F16 on both sides.
 """
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from armillary.rope_scaling import (
 from armillary.tokenizer import Tokenizer
 from armillary.weights import build_filled, to_write
 from support.downloads import llama_cpp_vocabularies, smollm2_gguf
+from support.llama_cpp_peer import llama_cpp_peer
 from support.models import build
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.download]
@@ -74,29 +73,6 @@ def model(
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Checkpoint:
     return model(tmp_path_factory.mktemp("source") / "m", tokenizer)
-
-
-@contextmanager
-def peer(path: Path) -> Iterator[Any]:
-    """llama.cpp with a float32 cache and plain attention, so that nothing is rounded to float16."""
-    import llama_cpp
-
-    opened = llama_cpp.Llama(
-        str(path),
-        n_ctx=WINDOW,
-        n_batch=WINDOW,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        flash_attn=False,
-        verbose=False,
-    )
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 def ids_of(length: int = 100) -> list[int]:
@@ -159,7 +135,7 @@ def test_llama_cpp_computes_what_we_do_under_each_rule(tmp_path, tokenizer, rule
     write_encoded(tmp_path / "m.gguf", before, dict.fromkeys(before.tensors, "F32"))
     ids = ids_of()
     expected = ours(before, ids)
-    with peer(tmp_path / "m.gguf") as opened:
+    with llama_cpp_peer(tmp_path / "m.gguf", WINDOW) as opened:
         found = theirs(opened, ids)
     assert np.abs(found - expected).max() <= FLOAT32 * np.abs(expected).max()
     assert found.argmax(-1).tolist() == expected.argmax(-1).tolist()
@@ -171,7 +147,7 @@ def test_llama_cpp_reads_each_type_as_our_decoder_reads_it(tmp_path, source, tar
     write_encoded(path, source, choose_encodings(source, TARGETS[target])[0])
     ids = ids_of()
     expected = ours(open_checkpoint(path), ids)
-    with peer(path) as opened:
+    with llama_cpp_peer(path, WINDOW) as opened:
         found = theirs(opened, ids)
     size = np.sqrt(np.mean(expected**2))
     assert np.sqrt(np.mean((found - expected) ** 2)) <= ROUNDED * size
@@ -185,7 +161,7 @@ def test_greedy_tokens_of_the_written_file_are_ours(tmp_path, source):
     write_encoded(path, source, dict.fromkeys(source.tensors, "F32"))
     decoder = build_filled(source.config, source.tensors)
     ids = ids_of(5)
-    with peer(path) as opened:
+    with llama_cpp_peer(path, WINDOW) as opened:
         for _ in range(24):
             with torch.no_grad():
                 token = int(decoder(torch.tensor([ids]))[0, -1].argmax())
@@ -204,7 +180,7 @@ def test_llama_cpp_makes_our_tokens_of_a_vocabulary_that_was_a_tokenizer_json(
     before = model(tmp_path / "m", tokenizer)
     assert before.tokenizer is not None
     write_encoded(tmp_path / "m.gguf", before, choose_encodings(before, "Q8_0")[0])
-    with peer(tmp_path / "m.gguf") as opened:
+    with llama_cpp_peer(tmp_path / "m.gguf", WINDOW) as opened:
         for special in (False, True):
             text = TEXT + ("<|im_end|> x" if vocabulary == "smollm2" else "</s>")
             found = opened.tokenize(text.encode(), add_bos=False, special=special)

@@ -32,7 +32,11 @@ from armillary.checkpoints.families.reading import (
 from armillary.checkpoints.fp8 import read_scheme, with_scales
 from armillary.checkpoints.layouts import places, read_tensors, write_tensors
 from armillary.checkpoints.parameters import check_parameters
-from armillary.checkpoints.rotary_keys import read_huggingface_rotary, write_huggingface_rotary
+from armillary.checkpoints.rotary_keys import (
+    check_frequencies,
+    read_huggingface_rotary,
+    write_huggingface_rotary,
+)
 from armillary.checkpoints.safetensors import INDEX, SINGLE, read_sharded, write_sharded
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite
 from armillary.config import DecoderConfig, RotaryConfig
@@ -272,10 +276,7 @@ def _with_known_names(
 def _without_redundant(
     config: DecoderConfig, table: HuggingFaceTable, found: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Drop what old files carry, frequencies after holding them against the configuration.
-
-    These are unscaled, and rounded when the model was saved in a low-precision type.
-    """
+    """Drop what old files carry, frequencies after holding them against the configuration."""
     kept = dict(found)
     if table.passes_over_later_layers:
         later = re.compile(r"model\.layers\.(\d+)\.")
@@ -287,16 +288,8 @@ def _without_redundant(
         for template in table.redundant:
             tensor = kept.pop(template.replace("{i}", str(i)), None)
             rotary = layer.attention.rotary
-            if tensor is None or rotary is None or not template.endswith("inv_freq"):
-                continue
-            exact = rotary.base ** (-np.arange(0, rotary.d_rotary, 2) / rotary.d_rotary)
-            if tensor.shape != exact.shape or not np.allclose(
-                tensor.to_float32(), exact, rtol=5e-3, atol=0.0
-            ):
-                raise CheckpointError(
-                    f"{tensor.where}: {tensor.name} is not the frequencies of rope_theta "
-                    f"{rotary.base:g} over {rotary.d_rotary} channels"
-                )
+            if tensor is not None and rotary is not None and template.endswith("inv_freq"):
+                check_frequencies(tensor, rotary)
     return kept
 
 

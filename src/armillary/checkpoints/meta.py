@@ -17,6 +17,7 @@ from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families.family import MAX_LAYERS
 from armillary.checkpoints.layouts import Interleaved, Layout, Same, read_tensors
 from armillary.checkpoints.parameters import template_of
+from armillary.checkpoints.rotary_keys import check_frequencies
 from armillary.checkpoints.tensors import JoinedTensor, StoredTensor
 from armillary.checkpoints.torch_file import read_torch_file
 from armillary.config import DecoderConfig
@@ -243,16 +244,8 @@ def _check_frequencies(found: dict[str, StoredTensor], config: DecoderConfig) ->
     tensor = found.pop(_FREQUENCIES, None)
     rotary = config.layers[0].attention.rotary
     assert rotary is not None
-    if tensor is None:
-        return
-    exact = rotary.base ** (-np.arange(0, rotary.d_rotary, 2) / rotary.d_rotary)
-    if tensor.shape != exact.shape or not np.allclose(
-        tensor.to_float32(), exact, rtol=5e-3, atol=0.0
-    ):
-        raise CheckpointError(
-            f"{tensor.where}: {_FREQUENCIES} is not the frequencies of rope_theta {rotary.base:g} "
-            f"over {rotary.d_rotary} channels"
-        )
+    if tensor is not None:
+        check_frequencies(tensor, rotary)
 
 
 def _tokenizer(directory: Path, config: DecoderConfig, notices: list[str]) -> "Tokenizer | None":

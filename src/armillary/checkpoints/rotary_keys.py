@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.checkpoints.families.family import FULL, SLIDING, RotaryKeys
+from armillary.checkpoints.tensors import StoredTensor
 from armillary.config import DecoderConfig, RotaryConfig
-from armillary.errors import ConfigError
+from armillary.errors import CheckpointError, ConfigError
 from armillary.rope_scaling import (
     NTK,
     AnyRopeScaling,
@@ -436,3 +437,19 @@ def _is_one_list(rule: LongRoPE) -> bool:
 def shortest_float(number: float | np.float32) -> float:
     """The shortest decimal that a float32 stands for: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(number)))
+
+
+def check_frequencies(tensor: StoredTensor, rotary: RotaryConfig) -> None:
+    """Hold the frequencies that old files carry against the configuration.
+
+    They are unscaled, and rounded when the model was saved in a low-precision type. Raises
+    CheckpointError for others.
+    """
+    exact = rotary.base ** (-np.arange(0, rotary.d_rotary, 2) / rotary.d_rotary)
+    if tensor.shape != exact.shape or not np.allclose(
+        tensor.to_float32(), exact, rtol=5e-3, atol=0.0
+    ):
+        raise CheckpointError(
+            f"{tensor.where}: {tensor.name} is not the frequencies of rope_theta "
+            f"{rotary.base:g} over {rotary.d_rotary} channels"
+        )

@@ -1,0 +1,29 @@
+"""llama.cpp as the peer of parity tests."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def llama_cpp_peer(path: Path, window: int) -> Iterator[Any]:
+    """With a float32 cache and plain attention, so that nothing is rounded to float16."""
+    import llama_cpp
+
+    opened = llama_cpp.Llama(
+        str(path),
+        n_ctx=window,
+        n_batch=window,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        flash_attn=False,
+        verbose=False,
+    )
+    try:
+        yield opened
+    finally:
+        opened.close()
