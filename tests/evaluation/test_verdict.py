@@ -134,6 +134,31 @@ def test_a_comparison_sets_all_against_the_first_one_cropped_and_tells_the_price
     )
 
 
+def test_of_many_models_that_lose_the_worst_are_named_and_the_others_bounded():
+    first, *_ = summaries()
+    losing = [replace(first, run=replace(first.run, name=f"m{number}")) for number in range(1, 7)]
+    trade = comparison().trades[1]
+    trades = tuple(
+        replace(
+            trade,
+            model=each.run.name,
+            short=replace(
+                trade.short,
+                difference=Estimate(number / 10, number / 10 - 0.01, number / 10 + 0.01, 100),
+            ),
+        )
+        for number, each in enumerate(losing, 1)
+    )
+    compared = replace(
+        comparison(),
+        runs=tuple(each.run for each in [first, *losing]),
+        names=(first.run.name, *(each.run.name for each in losing)),
+        trades=trades,
+    )
+    _, not_shown = verdict([first, *losing], compared)
+    assert "cost m6 0.600, m5 0.500, m4 0.400, m3 0.300 and 2 more up to 0.200 nats" in not_shown
+
+
 def test_what_training_alone_may_have_done_is_not_put_down_to_longer_context():
     """A model that was adapted may be better at every length, and read no further than before."""
     first, *_, last = summaries()

@@ -224,10 +224,11 @@ def _costs(summaries: Sequence[Summary], comparison: Comparison | None) -> Itera
             kept.append((difference.difference.high, names[place]))
     what = short_name(short.values())
     if lost:
-        worst = [f"{name} {number(value)}" for value, name in sorted(lost, reverse=True)]
-        shown = worst[:_MOST_NAMED] + (
-            [f"{len(worst) - _MOST_NAMED} more less"] if len(worst) > _MOST_NAMED else []
-        )
+        worst = sorted(lost, reverse=True)
+        shown = [f"{name} {number(value)}" for value, name in worst[:_MOST_NAMED]]
+        others = worst[_MOST_NAMED:]
+        if others:
+            shown.append(f"{len(others)} more up to {number(others[0][0])}")
         yield f"{what} cost {joined(shown)} nats per token beside {names[0]}"
     if kept:
         who = few([name for _, name in kept], len(names) - 1)
