@@ -28,7 +28,6 @@ from armillary.checkpoints.tensors import (
     StoredTensor,
     TensorToWrite,
     TransposedTensor,
-    TurnedStack,
     block_size,
     encode,
     mapped,
@@ -363,10 +362,7 @@ class Turned:
     def read(self, found: Sequence[StoredTensor], place: Place) -> list[StoredTensor]:
         """Columns as rows."""
         shapes = list(place.ours.values())
-        return [
-            TurnedStack.of(found[0], shape, first, len(shapes))
-            for first, shape in enumerate(shapes)
-        ]
+        return [found[0].columns(shape, first, len(shapes)) for first, shape in enumerate(shapes)]
 
     def write(self, ours: Sequence[TensorToWrite], place: Place) -> list[TensorToWrite]:
         """Rows as columns."""

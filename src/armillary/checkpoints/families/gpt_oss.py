@@ -1,7 +1,7 @@
 """gpt-oss: experts with biases and bounded gates, attention sinks, a window in every second layer.
 
-YaRN's bounds are not rounded. The released weights are MXFP4 and are refused as quantised; what is
-read and written here is their bfloat16 form. Source: transformers, `models/gpt_oss`; OpenAI 2025.
+YaRN's bounds are not rounded. The released weights are MXFP4 (checkpoints/mxfp4.py); the table is
+that of their bfloat16 form. Source: transformers, `models/gpt_oss`; OpenAI 2025.
 """
 
 from armillary.checkpoints.families.common import (
