@@ -21,7 +21,7 @@ from armillary.weights import build_filled, to_write
 from support.downloads import smollm2_gguf
 from support.llama_cpp_peer import llama_cpp_peer
 from support.models import build
-from support.peer_families import CASES, LENGTH, PEERS, SLIDING, build_peer
+from support.peer_families import CASES, LENGTH, SLIDING, as_gguf_can_say, build_peer
 from support.peer_families import WINDOW as WINDOW_OF_RULES
 from support.peer_llama import save_peer
 from support.tiny_model import tiny_tokenizer
@@ -123,13 +123,9 @@ RUNS = {
         "all kv heads",
         "own head",
     ),
+    "gpt-oss": ("plain", "rounded"),
+    "deepseek-v3": ("plain", "scaled softmax"),
 }
-
-
-def as_gguf_can_say(name: str, variant: str) -> dict[str, Any]:
-    """Entries of a peer in place of YaRN's beta, of which llama.cpp knows one value only."""
-    rope = PEERS[name].variants[variant].get("rope_parameters", {})
-    return {"rope_parameters": {**rope, "beta_fast": 32.0}} if "beta_fast" in rope else {}
 
 
 def gelu_of_a_table(z: torch.Tensor) -> torch.Tensor:

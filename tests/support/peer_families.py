@@ -366,7 +366,20 @@ CASES = [(name, variant) for name, peer in PEERS.items() for variant in peer.var
 """All families with all their variants."""
 
 WITHOUT_KERNELS = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v3")
-"""Families that only torch computes, and that GGUF files are not written of."""
+"""Families that only torch computes."""
+
+# Numbers in llama.cpp's source, or one that it takes in the place of two.
+GGUF_ONLY: Mapping[str, Mapping[str, Any]] = {
+    "gpt-oss": {"swiglu_limit": 7.0},
+    "deepseek-v3": {"rms_norm_eps": 1e-6},
+}
+
+
+def as_gguf_can_say(name: str, variant: str) -> dict[str, Any]:
+    """Entries of a peer in place of those that no GGUF file says, YaRN's beta among them."""
+    rope = PEERS[name].variants[variant].get("rope_parameters", {})
+    beta = {"rope_parameters": {**rope, "beta_fast": 32.0}} if "beta_fast" in rope else {}
+    return {**GGUF_ONLY.get(name, {}), **beta}
 
 
 def build_peer(name: str, variant: str, *, seed: int = 0, **entries: Any) -> Any:

@@ -307,6 +307,54 @@ class JoinedTensor(StoredTensor):
 
 
 @dataclass(frozen=True, eq=False)
+class HeadsTensor(StoredTensor):
+    """The rows of a matrix stored head by head in two stacks: first ones turned, then last ones.
+
+    `turned` (H, in, first) and `plain` (H, last, in) for rows (H · (first + last), in).
+    """
+
+    turned: StoredTensor | None = None
+    plain: StoredTensor | None = None
+
+    @classmethod
+    def of(cls, turned: StoredTensor, plain: StoredTensor) -> "HeadsTensor":
+        """Return the matrix; in float32 where the two are not alike, or in blocks."""
+        heads, width, first = turned.shape
+        shape = (heads * (first + plain.shape[1]), width)
+        alike = turned.encoding == plain.encoding and block_size(plain.encoding)[0] == 1
+        nothing = np.empty(0, dtype=np.uint8)
+        encoding = plain.encoding if alike else "F32"
+        return cls(turned.name, shape, encoding, nothing, turned.where, None, turned, plain)
+
+    def __post_init__(self) -> None:
+        """Its bytes are in the two."""
+
+    @property
+    def in_place(self) -> bool:
+        """No: a part of its rows are columns in the file."""
+        return False
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        assert self.turned is not None
+        assert self.plain is not None
+        each = self.turned.shape[2] + self.plain.shape[1]
+        numbers = np.arange(self.turned.shape[0] * each)[rows]
+        result = np.empty((len(numbers), self.shape[1]), dtype=np.float32)
+        for head in np.unique(numbers // each):
+            first = self.turned.rows(head, head + 1)[0].T
+            matrix = np.concatenate([first, self.plain.rows(head, head + 1)[0]])
+            mine = numbers // each == head
+            result[mine] = matrix[numbers[mine] % each]
+        return encode(result, self.encoding).reshape(len(numbers), -1)
+
+    def release(self) -> None:
+        """Give back the memory of the pages of both."""
+        for part in (self.turned, self.plain):
+            if part is not None:
+                part.release()
+
+
+@dataclass(frozen=True, eq=False)
 class ScaledTensor(StoredTensor):
     """A matrix of 8-bit numbers with scales, for others a matrix in float32.
 
@@ -517,6 +565,36 @@ def with_rows(tensor: TensorToWrite, order: NDArray[np.intp]) -> TensorToWrite:
             yield rows[order[start : start + step]].reshape(-1)
 
     return tensor._replace(chunks=chunks())
+
+
+def in_heads(tensor: TensorToWrite, heads: int, first: int) -> tuple[TensorToWrite, TensorToWrite]:
+    """Return what `HeadsTensor` reads as this, which is held from the one to the other.
+
+    Blocks cannot be turned, so the first is float32 where the matrix is in blocks.
+    """
+    rows, width = tensor.shape
+    encoding = tensor.encoding if block_size(tensor.encoding)[0] == 1 else "F32"
+    held: list[NDArray[np.uint8]] = []
+
+    def stored() -> NDArray[np.uint8]:
+        if not held:
+            held.append(whole(tensor).reshape(heads, rows // heads, -1))
+        return held[0]
+
+    def turned() -> Iterator[Any]:
+        for matrix in stored():
+            numbers = decode(np.ascontiguousarray(matrix[:first]), tensor.encoding)
+            yield encode(numbers.T, encoding)
+
+    def plain() -> Iterator[Any]:
+        for matrix in stored():
+            yield np.ascontiguousarray(matrix[first:]).reshape(-1)
+        held.clear()
+
+    return (
+        TensorToWrite(tensor.name, encoding, (heads, width, first), turned()),
+        tensor._replace(shape=(heads, rows // heads - first, width), chunks=plain()),
+    )
 
 
 def turned_stacks(tensors: Sequence[TensorToWrite], shape: tuple[int, ...]) -> TensorToWrite:

@@ -19,7 +19,7 @@ from armillary import __version__
 from armillary.checkpoints import Checkpoint, open_checkpoint, save_armillary, write_huggingface
 from armillary.checkpoints.gguf_write import write_gguf
 from armillary.checkpoints.huggingface import check_window, family_for
-from armillary.checkpoints.quantize import bytes_of, choose_encodings
+from armillary.checkpoints.quantize import bytes_of, choose_encodings, stays_exact
 from armillary.checkpoints.tensors import StoredTensor, plain_for, telling, to_write
 from armillary.conversion.proof import Proof, prove
 from armillary.errors import CheckpointError, ConfigError, UserError
@@ -146,7 +146,7 @@ def choose(
 
 def _kept(tensor: StoredTensor, to: Format) -> str:
     """What a tensor is written as where nothing is asked for."""
-    if to == "gguf" and (len(tensor.shape) < 2 or tensor.encoding == "F64"):
+    if to == "gguf" and (stays_exact(tensor) or tensor.encoding == "F64"):
         return "F32"  # engines add and multiply by vectors in nothing else
     if to == "huggingface":
         return plain_for(tensor.encoding)
