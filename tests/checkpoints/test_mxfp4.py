@@ -1,8 +1,6 @@
 """Stacks in MXFP4 are the numbers that transformers makes of them, turned as it turns them."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,31 +14,9 @@ from armillary.conversion.convert import convert
 from armillary.errors import CheckpointError
 from armillary.weights import build_filled
 from support import models
-from support.peer_families import build_peer, in_float64
-from support.peer_llama import save_peer, whole_pass
-
-HIDDEN, INNER = 96, 64
-STACKS = ("gate_up_proj", "down_proj")
-CONFIG = {
-    "quant_method": "mxfp4",
-    "modules_to_not_convert": ["model.layers.*.self_attn", "model.embed_tokens", "lm_head"],
-}
-Tensors = dict[str, torch.Tensor]
-
-
-def packed(shape: tuple[int, ...], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks and scales for (E, rows, columns): every pair of numbers, exponents about 2^-3."""
-    random = np.random.default_rng(seed)
-    *rows, columns = shape
-    blocks = random.integers(0, 256, (*rows, columns // 32, 16)).astype(np.uint8)
-    scales = random.integers(122, 126, (*rows, columns // 32)).astype(np.uint8)
-    return torch.from_numpy(blocks), torch.from_numpy(scales)
-
-
-def transformers_numbers(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    return convert_moe_packed_tensors(blocks, scales)
+from support.mxfp4_files import HIDDEN, INNER, Tensors, packed, published, transformers_numbers
+from support.peer_families import in_float64
+from support.peer_llama import whole_pass
 
 
 def stack_of(blocks: torch.Tensor, scales: torch.Tensor) -> PackedStack:
@@ -48,39 +24,6 @@ def stack_of(blocks: torch.Tensor, scales: torch.Tensor) -> PackedStack:
         return StoredTensor(name, tuple(array.shape), "U8", array.numpy().reshape(-1), "f")
 
     return PackedStack.of(stored("w_blocks", blocks), stored("w_scales", scales))
-
-
-def small_peer() -> object:
-    with in_float64("gpt-oss"):
-        return build_peer("gpt-oss", "plain", hidden_size=HIDDEN, intermediate_size=INNER)
-
-
-def published(
-    directory: Path, change: Callable[[Tensors], None] = lambda _: None, **quantization: object
-) -> tuple[Path, object]:
-    """A tiny gpt-oss as the released ones are, and transformers' model of the same numbers."""
-    peer = small_peer()
-    save_peer(peer, directory)
-    tensors = safetensors.torch.load_file(directory / "model.safetensors")
-    kept = {name: tensor.bfloat16() for name, tensor in tensors.items()}
-    seed = 0
-    for name in [name for name in kept if name.endswith(STACKS)]:
-        stack, n_in, n_out = kept.pop(name).shape
-        blocks, scales = packed((stack, n_out, n_in), seed := seed + 1)
-        kept |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-    numbers = {
-        name: tensor.double() for name, tensor in kept.items() if tensor.dtype != torch.uint8
-    }
-    for name in [name for name in kept if name.endswith("_blocks")]:
-        stem = name.removesuffix("_blocks")
-        numbers[stem] = transformers_numbers(kept[name], kept[f"{stem}_scales"]).double()
-    peer.load_state_dict(numbers)
-    change(kept)
-    safetensors.torch.save_file(kept, directory / "model.safetensors")
-    path = directory / "config.json"
-    entries = json.loads(path.read_text())
-    path.write_text(json.dumps(entries | {"quantization_config": CONFIG | quantization}))
-    return directory, peer
 
 
 def whole_logits(checkpoint: Checkpoint, ids: torch.Tensor) -> torch.Tensor:
@@ -207,7 +150,7 @@ def test_parts_that_do_not_fit_are_refused(tmp_path, change, message):
 
 @pytest.mark.peer
 def test_a_key_that_nothing_reads_is_refused(tmp_path):
-    directory, _ = published(tmp_path / "m", wobble=1)
+    directory, _ = published(tmp_path / "m", quantization={"wobble": 1})
     with pytest.raises(ValueError, match="unknown key 'wobble'"):
         open_checkpoint(directory)
 

@@ -37,7 +37,7 @@ _FILE_TYPES = {
     for encodings, numbers in (
         (("F32", "F16", "BF16"), (0, 1, 32)),
         (("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"), (2, 3, 8, 9, 7)),
-        (("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), (10, 12, 15, 17, 18)),
+        (("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"), (10, 12, 15, 17, 18, 38)),
     )
     for encoding, number in zip(encodings, numbers, strict=True)
 }

@@ -312,7 +312,11 @@ DEEPSEEK_V3 = Family(
             {"attention.head_count_kv", "attention.key_length", "attention.value_length"}
         ),
         tensors=only(
-            gguf_names() | GGUF_EXPERTS, ".bias", "attention.k.", "attention.v.", ".shared_gate"
+            gguf_names() | dict(GGUF_EXPERTS),
+            ".bias",
+            "attention.k.",
+            "attention.v.",
+            ".shared_gate",
         )
         | {
             "layers.{i}.attention.q_down.weight": "blk.{i}.attn_q_a.weight",
