@@ -19,7 +19,7 @@ from armillary.checkpoints.gguf import read_gguf
 from armillary.checkpoints.gguf_write import gguf_family_for, write_gguf
 from armillary.checkpoints.huggingface import family_for, read_huggingface
 from armillary.errors import ConfigError, UserError
-from support.peer_families import CASES, GGUF_ONLY, LLAMA3, PEERS, YARN, build_peer
+from support.peer_families import BOUNDS_WITHIN, CASES, GGUF_ONLY, LLAMA3, PEERS, YARN, build_peer
 from support.peer_llama import save_peer
 
 pytestmark = pytest.mark.peer
@@ -172,12 +172,6 @@ def test_the_kinds_of_numbers_are_those_that_readers_ask_for(tmp_path):
     assert fields["granite.residual_scale"].contents() == scale
 
 
-# From pair 0.9 to 5.3; rounded, from 0 to 6.
-BOUNDS_WITHIN = {**YARN, "beta_fast": 32.0, "truncate": False, "rope_theta": 50.0} | {
-    "original_max_position_embeddings": 400
-}
-
-
 @pytest.mark.parametrize(
     ("name", "entries", "message"),
     [
@@ -205,7 +199,7 @@ def test_what_is_a_number_in_llama_cpp_must_be_that_number(tmp_path, name, entri
 
 def test_that_llama_cpp_rounds_the_bounds_of_gpt_oss_is_noticed(tmp_path):
     """Released models have bounds that are not whole; the file comes back as the model is."""
-    before = checkpoint_of("gpt-oss", "plain", tmp_path / "a", rope_parameters=BOUNDS_WITHIN)
+    before = checkpoint_of("gpt-oss", "bounds within", tmp_path / "a")
     notices = written(before, tmp_path / "m.gguf", "gpt-oss")
     assert any("rounds yarn's bounds to whole pairs" in notice for notice in notices)
     after = read_gguf(tmp_path / "m.gguf")

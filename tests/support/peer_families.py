@@ -44,6 +44,10 @@ _BASE = {"rope_theta": 100.0}
 _SCALED = _BASE | {"factor": 4.0, "original_max_position_embeddings": WINDOW}
 DEFAULT = {"rope_type": "default", **_BASE}
 YARN = {"rope_type": "yarn", "beta_fast": 2.0, **_SCALED}
+# From pair 0.9 to 5.3; rounded, from 0 to 6.
+BOUNDS_WITHIN = {**YARN, "beta_fast": 32.0, "truncate": False, "rope_theta": 50.0} | {
+    "original_max_position_embeddings": 400
+}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 0.5, "high_freq_factor": 2.0, **_SCALED}
 LINEAR = {"rope_type": "linear", "factor": 4.0, **_BASE}
 
@@ -334,6 +338,7 @@ PEERS["gpt-oss"] = PeerFamily(
     {
         "plain": rope(YARN | {"truncate": False}, swiglu_limit=1.5),
         "rounded": rope(YARN, num_experts_per_tok=3),
+        "bounds within": rope(BOUNDS_WITHIN),
         "no biases, other windows": rope(
             DEFAULT,
             attention_bias=False,

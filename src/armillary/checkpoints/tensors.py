@@ -318,11 +318,11 @@ class HeadsTensor(StoredTensor):
 
     @classmethod
     def of(cls, turned: StoredTensor, plain: StoredTensor) -> "HeadsTensor":
-        """Return the matrix; in float32 where the two are not alike, or in blocks."""
+        """Return the matrix, in float32 where the two are not in one 16-bit encoding."""
         heads, width, first = turned.shape
         shape = (heads * (first + plain.shape[1]), width)
-        alike = turned.encoding == plain.encoding and block_size(plain.encoding)[0] == 1
         nothing = np.empty(0, dtype=np.uint8)
+        alike = turned.encoding == plain.encoding in {"F16", "BF16"}
         encoding = plain.encoding if alike else "F32"
         return cls(turned.name, shape, encoding, nothing, turned.where, None, turned, plain)
 
