@@ -22,7 +22,7 @@ from armillary.parts.rotary import varies_with_length
 from armillary.rope_scaling import AnyRopeScaling, Llama3, PositionInterpolation, YaRN
 from armillary.weights import build_filled, to_write
 from support.downloads import smollm2_gguf
-from support.llama_cpp_peer import llama_cpp_peer
+from support.llama_cpp_peer import llama_cpp_peer, logits_of
 from support.models import build
 from support.mxfp4_files import published
 from support.peer_families import CASES, LENGTH, SLIDING, YARN, as_gguf_can_say, build_peer
@@ -36,12 +36,6 @@ CLOSE = 2e-3
 ROUNDED = 0.1
 WINDOW, ORIGINAL = 128, 64
 GREEDY = 32
-
-
-def theirs(opened: Any, ids: list[int]) -> np.ndarray:
-    opened.reset()
-    opened.eval(ids)
-    return np.array(opened.scores[: len(ids)])
 
 
 def greedy(opened: Any, ids: list[int]) -> list[int]:
@@ -63,7 +57,7 @@ def compare(
     prompt = ids[:5]
     with torch.no_grad(), llama_cpp_peer(path, len(ids) + GREEDY) as opened:
         ours = decoder(torch.tensor([ids]))[0].numpy()
-        found = theirs(opened, ids)
+        found = logits_of(opened, ids)
         assert np.abs(found[at] - ours[at]).max() <= CLOSE
         if text:
             continued = list(prompt)
@@ -279,7 +273,7 @@ def test_blocks_of_mxfp4_are_copied_and_llama_cpp_reads_them(tmp_path, in_mxfp4)
     decoder = build_filled(in_mxfp4.config, in_mxfp4.tensors)
     with torch.no_grad(), llama_cpp_peer(path, LENGTH) as opened:
         ours = decoder(torch.tensor([ids]))[0].numpy()
-        difference = np.linalg.norm(theirs(opened, ids) - ours) / np.linalg.norm(ours)
+        difference = np.linalg.norm(logits_of(opened, ids) - ours) / np.linalg.norm(ours)
     assert 1e-4 < difference < ROUNDED
 
 
