@@ -17,7 +17,7 @@ from armillary.errors import CheckpointError
 from armillary.weights import build_filled
 from support.cached_text import kept, poison
 from support.engine import engine, in_chunks, stored_tensors, text, weights_of
-from support.models import ORIGINAL_WINDOW, VARIANTS, config, layer
+from support.models import ENGINE_VARIANTS, ORIGINAL_WINDOW, VARIANTS, config, layer
 from support.quantised import IN_FILES, meant
 
 EXACT = 1e-4
@@ -39,7 +39,7 @@ MORE = {
     "head of 64": config(*[layer(rotary={"d_rotary": 64}, attention={"d_head": 64})] * 2),
     "windows over chunks": config(layer(attention={"window": 20}), layer()),
 }
-CONFIGS = VARIANTS | MORE
+CONFIGS = ENGINE_VARIANTS | MORE
 EACH_CACHE = pytest.mark.parametrize("stored", CACHE_FORMATS)
 MIXED = VARIANTS["mixed layers"]
 
