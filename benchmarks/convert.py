@@ -39,7 +39,7 @@ def main() -> None:
 def rows(options: argparse.Namespace) -> list[Row | Bound]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
-        size, largest = write_source(source, layers=2 if options.quick else 22)
+        size, largest = write_source(source, layers=2 if options.quick else 25)
         note(f"a checkpoint of {size / MIB:,.0f} MiB, its largest tensor has {largest / MIB:.0f}")
         found = {}
         for which in SIDES:
