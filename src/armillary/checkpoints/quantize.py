@@ -15,6 +15,7 @@ from armillary.checkpoints.tensors import (
     StoredTensor,
     block_size,
     encoded_bytes,
+    plain_for,
     telling,
     to_write,
 )
@@ -65,7 +66,8 @@ def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str
         {
             tensor.encoding
             for name, tensor in tensors.items()
-            if tensor.encoding != encodings[name] and block_size(tensor.encoding)[0] > 1
+            if encodings[name] not in {tensor.encoding, plain_for(tensor.encoding), _NOTHING_LOST}
+            and block_size(tensor.encoding)[0] > 1
         }
     )
     if before:
