@@ -4,13 +4,13 @@ specification, and where one ends and the next begins."""
 import numpy as np
 import pytest
 
-from armillary.config import DecoderConfig
+from armillary.config import DecoderConfig, MixtureConfig
 from armillary.engine import decoder as decoders
 from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.decoder import EngineDecoder
 from armillary.engine.prefill import MANY_ROWS
 from support.engine import engine, in_chunks, text
-from support.models import ENGINE_VARIANTS, config, layer
+from support.models import ENGINE_VARIANTS, config, layer, mixture
 
 LONG = MANY_ROWS + 45
 """Past the first pass, and past what is projected to the vocabulary at once."""
@@ -23,6 +23,15 @@ WIDE = DecoderConfig.uniform(
     d_head=32,
     d_ff=96,
     max_positions=1024,
+)
+MIXTURE = mixture(expert={"d_ff": 32}, shared={"d_ff": 64}, shared_gate=True)
+MIXED = WIDE.model_copy(
+    update={
+        "layers": tuple(
+            each.model_copy(update={"feedforward": MixtureConfig.model_validate(MIXTURE)})
+            for each in WIDE.layers
+        )
+    }
 )
 EACH_CACHE = pytest.mark.parametrize("stored", CACHE_FORMATS)
 WINDOWS = config(layer(attention={"window": 20}), layer())
@@ -42,7 +51,7 @@ def by_few(few: pytest.MonkeyPatch, decoder: EngineDecoder, ids: list[int]) -> n
     return logits
 
 
-@pytest.mark.parametrize("of", [WIDE, WINDOWS], ids=["wide", "windows"])
+@pytest.mark.parametrize("of", [WIDE, WINDOWS, MIXED], ids=["wide", "windows", "experts"])
 def test_passes_follow_each_other(of: DecoderConfig, few: pytest.MonkeyPatch) -> None:
     decoder, ids = engine(of, width="float32", threads=2), text(LONG)
     wanted = by_few(few, decoder, ids)
@@ -69,9 +78,10 @@ def test_the_last_logits_alone_are_those_among_all(name: str) -> None:
 
 
 @EACH_CACHE
-def test_texts_together_are_texts_alone_to_the_last_bit(stored: str) -> None:
-    """Long and short ones, which meet in passes."""
-    decoder = engine(WIDE, encoding="Q4_1", cache=stored, threads=2)
+@pytest.mark.parametrize("of", [WIDE, MIXED], ids=["dense", "experts"])
+def test_texts_together_are_texts_alone_to_the_last_bit(of: DecoderConfig, stored: str) -> None:
+    """Long and short ones, which meet in passes, and in the slots of experts."""
+    decoder = engine(of, encoding="Q4_1", cache=stored, threads=2)
     texts = [text(length, seed=length) for length in (300, 3, 33, 250, 31, 90)]
     together = decoder.take([decoder.new_cache() for _ in texts], texts)
     for ids, logits in zip(texts, together, strict=True):
