@@ -87,7 +87,10 @@ class Plan:
     """
 
     alone = True
-    """Whether each thread norms all rows for itself."""
+    """Whether each thread norms all rows, and rounds them, for itself."""
+    _panels: NDArray[np.uint8] | None = None
+    """Memory for products of more than ROWS rows, and how much of it is each thread's."""
+    _panel_bytes = 0
 
     def __init__(
         self,
@@ -483,20 +486,7 @@ class Plan:
         for number, (matrix, bias, out) in enumerate(wanted):
             from_ = x
             if matrix.format.activations == "int8":
-                if rounded is None:
-                    rounded = self._own("int8", int8.row_bytes(k))
-                    self.program.add(
-                        "quantise",
-                        wait=False,
-                        x=x.data,
-                        x_stride=x.stride,
-                        x_private=x.private,
-                        k=k,
-                        out=rounded.data,
-                        out_stride=rounded.stride,
-                        private=rounded.private,
-                        rows=rows,
-                    )
+                rounded = rounded or self._rounded(x, k, rows)
                 from_ = rounded
             self.program.add(
                 f"product_{matrix.format.name}",
@@ -513,5 +503,25 @@ class Plan:
                 out=out.data,
                 out_stride=out.stride,
                 adds=int(adds),
+                scratch=self._panels,
+                scratch_bytes=self._panel_bytes,
                 rows=rows,
             )
+
+    def _rounded(self, x: Buffer, k: int, rows: NDArray[np.int64]) -> Buffer:
+        """Rows as int8."""
+        nbytes = int8.row_bytes(k)
+        out = self._own("int8", nbytes) if self.alone else self._shared("int8", -(-nbytes // 4))
+        self.program.add(
+            "quantise",
+            wait=not self.alone,
+            x=x.data,
+            x_stride=x.stride,
+            x_private=x.private,
+            k=k,
+            out=out.data,
+            out_stride=out.stride,
+            private=out.private,
+            rows=rows,
+        )
+        return out

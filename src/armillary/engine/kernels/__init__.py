@@ -32,7 +32,11 @@ def all_kernels(machine: Machine) -> list[Kernel]:
         schedule.serve(machine),
         schedule.launch(),
         *(product.product(form, machine) for form in FORMATS.values()),
-        *(matmul.matmul(form, machine) for form in FORMATS.values()),
+        *(
+            matmul.matmul(form, machine)
+            for form in FORMATS.values()
+            if form.activations == "float32"
+        ),
         matmul.narrow(machine),
         *(block_attention.block_attention(form, machine) for form in CACHE_FORMATS.values()),
         *(embedding.embedding(form) for form in FORMATS.values()),

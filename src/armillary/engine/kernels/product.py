@@ -39,6 +39,8 @@ def product(form: Format, machine: Machine) -> Kernel:
         out: Address,
         out_stride: Size,
         adds: Size,
+        scratch: Address,
+        scratch_bytes: Size,
         rows: Live,
     ) -> None:
         # `order`: row i of W is stored row order[i]. `adds`: to what `out` holds.
@@ -57,6 +59,7 @@ def product(form: Format, machine: Machine) -> Kernel:
             out,
             out_stride,
             adds,
+            scratch + thread * scratch_bytes,
             rows,
         )
 
@@ -66,7 +69,7 @@ def product(form: Format, machine: Machine) -> Kernel:
 
 def _products(form: Format, machine: Machine) -> Any:
     """The products of the rows of weights from one to another."""
-    many = form.together
+    many = form.together(machine)
 
     @emitted(types.void)
     def products(
@@ -83,6 +86,7 @@ def _products(form: Format, machine: Machine) -> Any:
         out: ir.Value,
         out_stride: ir.Value,
         adds: ir.Value,
+        panel: ir.Value,
         rows: ir.Value,
     ) -> None:
         b = e.builder
@@ -107,15 +111,33 @@ def _products(form: Format, machine: Machine) -> Any:
             begin = e.add(first, e.mul(index, many))
             places = [place(e.add(begin, one)) for one in range(many)]
             ahead = e.add(places[0], e.add(e.mul(row_bytes, many), AHEAD))
-            form.dots(e, machine, places, ahead, x, stride, k, rows, totals)
             left = e.sub(end, begin)
             whole = b.icmp_unsigned(">=", left, e.int(many))
-            with e.loop(rows) as row:
-                of_row = e.add(totals, e.mul(row, 4 * many))
-                with b.if_else(whole) as (all_of_them, some):
-                    with all_of_them:
-                        finish(e.load(vector(F32, many), of_row), begin, row)
-                    with some, e.loop(left) as one:
-                        finish(e.load(F32, e.add(of_row, e.mul(one, 4))), e.add(begin, one), row)
+
+            def put(done: ir.Value | int, count: ir.Value) -> None:
+                with e.loop(count) as row:
+                    of_row, to = e.add(totals, e.mul(row, 4 * many)), e.add(row, done)
+                    with b.if_else(whole) as (all_of_them, some):
+                        with all_of_them:
+                            finish(e.load(vector(F32, many), of_row), begin, to)
+                        with some, e.loop(left) as one:
+                            total = e.load(F32, e.add(of_row, e.mul(one, 4)))
+                            finish(total, e.add(begin, one), to)
+
+            with b.if_else(b.icmp_unsigned("<=", rows, e.int(ROWS))) as (few, more):
+                with few:
+                    form.dots(e, machine, places, ahead, x, stride, k, rows, totals)
+                    put(0, rows)
+                with more:
+                    if form.activations != "int8":
+                        pass
+                    else:
+                        form.lay(e, machine, places, k, panel)
+                        with e.loop(e.div(e.add(rows, ROWS - 1), ROWS)) as part:
+                            done = e.mul(part, ROWS)
+                            rest = e.sub(rows, done)
+                            count = b.select(b.icmp_unsigned("<", rest, e.int(ROWS)), rest, e.int(ROWS))
+                            form.dots_laid(e, machine, panel, e.add(x, e.mul(stride, done)), stride, k, count, totals)
+                            put(done, count)
 
     return products
