@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from armillary.engine.emit import F32, FLOATS, I8, I32, Emit, vector
 from armillary.engine.formats.format import Format
-from armillary.engine.formats.int8 import GROUP, MOST_LANES, QUADS, Group, Weights, in_lanes, lanes
+from armillary.engine.formats.int8 import FEW_LANES, GROUP, QUADS, Group, Weights, in_lanes, lanes
 from armillary.engine.machine import Machine
 
 Vectors = list[ir.Value]
@@ -28,8 +28,9 @@ class Blocks(Format):
     """How many numbers, as d, belong to a block."""
 
     def together(self, machine: Machine) -> int:
-        """See Format."""
-        return lanes(machine)
+        """See Format. Where a block is read in several loads, fewer rows come faster."""
+        del machine
+        return FEW_LANES
 
     @abstractmethod
     def read(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[Vectors, Vectors]:
@@ -74,9 +75,9 @@ class Blocks(Format):
             with several:
                 self._several(e, many, read, x, stride, k, rows, totals)
 
-    def panel_bytes(self, k: int) -> int:
+    def together_laid(self, machine: Machine) -> int:
         """See Format."""
-        return k // self.block * 4 * MOST_LANES * (QUADS + self.parts)
+        return lanes(machine)
 
     def lay(
         self, e: Emit, machine: Machine, weights: Sequence[ir.Value], k: ir.Value, panel: ir.Value
@@ -153,6 +154,10 @@ class Nibbles(Blocks):
     head: ClassVar[int]
     """Bytes before the q."""
     offset: ClassVar[int] = 0
+
+    def together(self, machine: Machine) -> int:
+        """See Format."""
+        return lanes(machine)
 
     @abstractmethod
     def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:

@@ -35,6 +35,11 @@ class Format(ABC):
     def together(self, machine: Machine) -> int:
         """Rows of weights that meet activations at once."""
 
+    def together_laid(self, machine: Machine) -> int:
+        """The same for rows of weights that are laid out first; 0 where none are."""
+        del machine
+        return 0
+
     @abstractmethod
     def dots(
         self,
@@ -55,15 +60,13 @@ class Format(ABC):
         be asked for.
         """
 
-    def panel_bytes(self, k: int) -> int:
-        """Bytes that `lay` needs for `together` rows of k weights; 0 where there is none."""
-        del k
-        return 0
-
     def lay(
         self, e: Emit, machine: Machine, weights: Sequence[ir.Value], k: ir.Value, panel: ir.Value
     ) -> None:
-        """`together` rows of k weights to the layout that `dots_laid` reads."""
+        """`together_laid` rows of k weights to the layout that `dots_laid` reads.
+
+        It takes no more than the bytes of `tiling.panel_bytes`.
+        """
         raise NotImplementedError
 
     def dots_laid(

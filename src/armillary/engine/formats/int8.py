@@ -20,15 +20,15 @@ GROUP = 32
 QUADS = GROUP // 4
 """Vectors of four weights of each row in a group."""
 
-MOST_LANES = 16
+FEW_LANES, MOST_LANES = 8, 16
 _HALF_QUADS = GROUP // 8
 
 Part = Literal["whole", "first", "second"]
 
 
 def lanes(machine: Machine) -> int:
-    """Rows of weights that are multiplied at once."""
-    return MOST_LANES if machine.wide and machine.int8_dot == "vnni" else 8
+    """Rows of weights that are multiplied at once at most."""
+    return MOST_LANES if machine.wide and machine.int8_dot == "vnni" else FEW_LANES
 
 
 def row_bytes(k: int) -> int:

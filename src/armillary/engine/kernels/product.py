@@ -1,9 +1,11 @@
 """Rows of activations times a matrix, Y = X·Wᵀ; memory sets the pace, each weight is read once.
 
 Weights lie as their format has them, (N, K); the threads share out the N. Some rows of weights meet
-all rows of activations while they are at hand.
+all rows of activations while they are at hand. For more than ROWS rows they are laid out first, in
+memory that stays in a cache: what comes out is the same, to the last bit.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +23,10 @@ AHEAD = 2048
 
 
 def product(form: Format, machine: Machine) -> Kernel:
-    """Products with weights of a format."""
+    """Products with weights of a format.
+
+    More than ROWS rows only where formats lay weights out, in `scratch`.
+    """
     products = _products(form, machine)
 
     def product(
@@ -69,7 +74,7 @@ def product(form: Format, machine: Machine) -> Kernel:
 
 def _products(form: Format, machine: Machine) -> Any:
     """The products of the rows of weights from one to another."""
-    many = form.together(machine)
+    few, laid = form.together(machine), form.together_laid(machine)
 
     @emitted(types.void)
     def products(
@@ -90,7 +95,7 @@ def _products(form: Format, machine: Machine) -> Any:
         rows: ir.Value,
     ) -> None:
         b = e.builder
-        totals = e.scratch(4 * many * ROWS)
+        totals = e.scratch(4 * max(few, laid) * ROWS)
 
         def place(number: ir.Value) -> ir.Value:
             # Behind the last row it stands for those that there are not.
@@ -107,37 +112,46 @@ def _products(form: Format, machine: Machine) -> Any:
             before = e.where(adds, partial(e.load, total.type, to), zero)
             e.store(e.fadd(e.fadd(total, start), before), to)
 
-        with e.loop(e.div(e.add(e.sub(end, first), many - 1), many)) as index:
-            begin = e.add(first, e.mul(index, many))
-            places = [place(e.add(begin, one)) for one in range(many)]
-            ahead = e.add(places[0], e.add(e.mul(row_bytes, many), AHEAD))
+        def put(many: int, begin: ir.Value, done: "int | ir.Value", count: ir.Value) -> None:
+            """Totals of `count` rows, behind those that are done, to where they belong."""
             left = e.sub(end, begin)
             whole = b.icmp_unsigned(">=", left, e.int(many))
+            with e.loop(count) as row:
+                of_row, to = e.add(totals, e.mul(row, 4 * many)), e.add(row, done)
+                with b.if_else(whole) as (all_of_them, some):
+                    with all_of_them:
+                        finish(e.load(vector(F32, many), of_row), begin, to)
+                    with some, e.loop(left) as one:
+                        total = e.load(F32, e.add(of_row, e.mul(one, 4)))
+                        finish(total, e.add(begin, one), to)
 
-            def put(done: ir.Value | int, count: ir.Value) -> None:
-                with e.loop(count) as row:
-                    of_row, to = e.add(totals, e.mul(row, 4 * many)), e.add(row, done)
-                    with b.if_else(whole) as (all_of_them, some):
-                        with all_of_them:
-                            finish(e.load(vector(F32, many), of_row), begin, to)
-                        with some, e.loop(left) as one:
-                            total = e.load(F32, e.add(of_row, e.mul(one, 4)))
-                            finish(total, e.add(begin, one), to)
+        def sweep(many: int, meet: Callable[[ir.Value, list[ir.Value]], None]) -> None:
+            with e.loop(e.div(e.add(e.sub(end, first), many - 1), many)) as index:
+                begin = e.add(first, e.mul(index, many))
+                meet(begin, [place(e.add(begin, one)) for one in range(many)])
 
-            with b.if_else(b.icmp_unsigned("<=", rows, e.int(ROWS))) as (few, more):
-                with few:
-                    form.dots(e, machine, places, ahead, x, stride, k, rows, totals)
-                    put(0, rows)
-                with more:
-                    if form.activations != "int8":
-                        pass
-                    else:
-                        form.lay(e, machine, places, k, panel)
-                        with e.loop(e.div(e.add(rows, ROWS - 1), ROWS)) as part:
-                            done = e.mul(part, ROWS)
-                            rest = e.sub(rows, done)
-                            count = b.select(b.icmp_unsigned("<", rest, e.int(ROWS)), rest, e.int(ROWS))
-                            form.dots_laid(e, machine, panel, e.add(x, e.mul(stride, done)), stride, k, count, totals)
-                            put(done, count)
+        def meet_few(begin: ir.Value, places: list[ir.Value]) -> None:
+            ahead = e.add(places[0], e.add(e.mul(row_bytes, few), AHEAD))
+            form.dots(e, machine, places, ahead, x, stride, k, rows, totals)
+            put(few, begin, 0, rows)
+
+        def meet_many(begin: ir.Value, places: list[ir.Value]) -> None:
+            form.lay(e, machine, places, k, panel)
+            with e.loop(e.div(e.add(rows, ROWS - 1), ROWS)) as part:
+                done = e.mul(part, ROWS)
+                rest, most = e.sub(rows, done), e.int(ROWS)
+                count = b.select(b.icmp_unsigned("<", rest, most), rest, most)
+                xs = e.add(x, e.mul(stride, done))
+                form.dots_laid(e, machine, panel, xs, stride, k, count, totals)
+                put(laid, begin, done, count)
+
+        if not laid:
+            sweep(few, meet_few)
+            return
+        with b.if_else(b.icmp_unsigned("<=", rows, e.int(ROWS))) as (is_few, is_many):
+            with is_few:
+                sweep(few, meet_few)
+            with is_many:
+                sweep(laid, meet_many)
 
     return products
