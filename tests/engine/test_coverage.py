@@ -12,23 +12,22 @@ from armillary.config import (
     DecoderConfig,
     FeedForwardConfig,
     LayerConfig,
-    NormConfig,
-    RotaryConfig,
+    MixtureConfig,
 )
 from armillary.engine import coverage
 from armillary.engine.coverage import COMPUTED, Every, NoKernelError, check_computed
 from armillary.engine.decoder import EngineDecoder
 from support.engine import engine, in_chunks, text
-from support.models import VARIANTS, config, layer
+from support.models import ENGINE_VARIANTS, config, layer
 
 DROPOUTS = {"dropout", "input_dropout"}
 """What only training does."""
 
 
-class Sinks(AttentionConfig):
+class Mirrored(AttentionConfig):
     """Attention as it may become: with a setting that the lists know nothing of."""
 
-    sinks: bool = False
+    mirrored: bool = False
 
 
 class Widened(FeedForwardConfig):
@@ -48,13 +47,13 @@ class Multiplied(DecoderConfig):
 def learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the classes of the configuration had learned those settings, and the lists had not."""
     more: dict[type[BaseModel], Any] = {
-        kind: COMPUTED[kind.__mro__[1]] for kind in (Sinks, Widened, Multiplied)
+        kind: COMPUTED[kind.__mro__[1]] for kind in (Mirrored, Widened, Multiplied)
     }
     monkeypatch.setattr(coverage, "COMPUTED", {**COMPUTED, **more})
 
 
-def attention(**entries: Any) -> Sinks:
-    return Sinks(**({"n_heads": 6, "n_kv_heads": 2, "d_head": 10} | entries))
+def attention(**entries: Any) -> Mirrored:
+    return Mirrored(**({"n_heads": 6, "n_kv_heads": 2, "d_head": 10} | entries))
 
 
 def with_attention(*parts: AttentionConfig) -> DecoderConfig:
@@ -73,16 +72,16 @@ def refusal(of: DecoderConfig) -> str:
 
 @pytest.mark.usefixtures("learned")
 def test_a_setting_that_is_not_known_is_computed_at_its_default_alone() -> None:
-    plain, odd = attention(), attention(sinks=True)
+    plain, odd = attention(), attention(mirrored=True)
     check_computed(with_attention(plain, plain))
-    assert refusal(with_attention(odd)) == "layer 0: attention.sinks has no kernel"
+    assert refusal(with_attention(odd)) == "layer 0: attention.mirrored has no kernel"
 
 
 @pytest.mark.usefixtures("learned")
 def test_layers_that_miss_the_same_are_told_together() -> None:
-    plain, odd = attention(), attention(sinks=True)
+    plain, odd = attention(), attention(mirrored=True)
     said = refusal(with_attention(plain, odd, odd, odd, plain, odd))
-    assert said == "layers 1-3: attention.sinks; layer 5: attention.sinks have no kernel"
+    assert said == "layers 1-3: attention.mirrored; layer 5: attention.mirrored have no kernel"
 
 
 @pytest.mark.usefixtures("learned")
@@ -103,7 +102,7 @@ def test_a_setting_of_the_decoder_itself_is_told_without_layers() -> None:
 
 def test_a_part_of_another_class_has_no_kernel() -> None:
     """What derives from a known class may read the settings that it inherits in another way."""
-    assert refusal(with_attention(attention())) == "layer 0: attention (Sinks) has no kernel"
+    assert refusal(with_attention(attention())) == "layer 0: attention (Mirrored) has no kernel"
 
 
 def test_a_known_setting_with_something_else_in_it_has_no_kernel() -> None:
@@ -120,31 +119,39 @@ def test_the_engine_refuses_before_it_reads_a_weight() -> None:
 # --- What is known is computed -------------------------------------------------------------------
 
 
+def networks(of: FeedForwardConfig | MixtureConfig) -> Iterator[BaseModel]:
+    """A feed-forward, or a mixture and what is in it."""
+    yield of
+    if isinstance(of, MixtureConfig):
+        yield from filter(None, (of.router, of.expert, of.shared))
+
+
 def parts(of: DecoderConfig) -> Iterator[BaseModel]:
     """Every configuration in one."""
     yield of
     for value in of.layers:
         yield value
-        yield from (value.attention, value.feedforward, value.norm)
+        yield from (value.attention, value.norm)
+        yield from networks(value.feedforward)
         yield from filter(None, (value.attention.rotary, value.attention.qk_norm))
     if of.final_norm is not None:
         yield of.final_norm
 
 
 def test_all_that_the_decoders_tests_compute_is_said_to_be_computed() -> None:
-    for of in VARIANTS.values():
+    for of in ENGINE_VARIANTS.values():
         check_computed(of)
 
 
 @pytest.mark.parametrize(
     "kind",
-    [DecoderConfig, LayerConfig, AttentionConfig, FeedForwardConfig, NormConfig, RotaryConfig],
+    COMPUTED,
 )
 def test_all_that_is_said_to_be_computed_is_held_to_the_specification(
     kind: type[BaseModel],
 ) -> None:
     """`test_decoder.py` compares these very configurations: no name or value is only listed."""
-    met = [part for of in VARIANTS.values() for part in parts(of) if type(part) is kind]
+    met = [part for of in ENGINE_VARIANTS.values() for part in parts(of) if type(part) is kind]
     for name, computed in COMPUTED[kind].items():
         values = {str(getattr(part, name)) for part in met}
         if isinstance(computed, Every):

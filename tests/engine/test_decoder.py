@@ -17,7 +17,7 @@ from armillary.errors import CheckpointError
 from armillary.weights import build_filled
 from support.cached_text import kept, poison
 from support.engine import engine, in_chunks, stored_tensors, text, weights_of
-from support.models import ORIGINAL_WINDOW, VARIANTS, config, layer
+from support.models import ENGINE_VARIANTS, ORIGINAL_WINDOW, VARIANTS, config, layer, mixture
 from support.quantised import IN_FILES, meant
 
 EXACT = 1e-4
@@ -39,7 +39,7 @@ MORE = {
     "head of 64": config(*[layer(rotary={"d_rotary": 64}, attention={"d_head": 64})] * 2),
     "windows over chunks": config(layer(attention={"window": 20}), layer()),
 }
-CONFIGS = VARIANTS | MORE
+CONFIGS = ENGINE_VARIANTS | MORE
 EACH_CACHE = pytest.mark.parametrize("stored", CACHE_FORMATS)
 MIXED = VARIANTS["mixed layers"]
 
@@ -156,14 +156,22 @@ def test_the_count_of_threads_does_not_show(threads: int) -> None:
 # --- Number formats ----------------------------------------------------------------------------
 
 
-def wide() -> DecoderConfig:
+def wide(feedforward: dict[str, object]) -> DecoderConfig:
     """Sizes that are whole blocks of 32."""
     one = layer(
         rotary={"d_rotary": 16},
         attention={"d_head": 16, "qkv_bias": True},
-        feedforward={"d_ff": 96},
+        feedforward=feedforward,
     )
     return config(one, one, d_model=64)
+
+
+EXPERT = {"d_ff": 32, "bias": True}
+WIDE = {
+    "dense": wide({"d_ff": 96}),
+    "experts": wide(mixture(expert=EXPERT, shared={"d_ff": 64}, shared_gate=True)),
+}
+BOTH = pytest.mark.parametrize("of", WIDE.values(), ids=WIDE)
 
 
 def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: Stored) -> None:
@@ -171,8 +179,9 @@ def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: St
     linear, attention = reference.linear, reference.attention
 
     def product(weights: object, name: str, x: np.ndarray, bias: bool) -> np.ndarray:
-        rows = x.reshape(-1, x.shape[-1])
-        return linear(weights, name, meant(rows).reshape(x.shape) if int8 else x, bias)  # type: ignore[arg-type]
+        if int8 and not name.endswith(".router"):
+            x = meant(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+        return linear(weights, name, x, bias)  # type: ignore[arg-type]
 
     def rounded(x: np.ndarray) -> np.ndarray:
         return x if cache == "F32" else kept(x.astype(np.float32), cache).astype(float)
@@ -190,17 +199,17 @@ def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: St
     )
 
 
+@BOTH
 @EACH_CACHE
 @pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])
 def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
-    encoding: str, stored: str, monkeypatch: pytest.MonkeyPatch
+    encoding: str, stored: str, of: DecoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts are short and many: a number half way between two steps may go to either.
 
     Such a one, which float32 and float64 round apart, moves the logits of its text by about as much
     as all rounding does; the others agree as if there were none.
     """
-    of = wide()
     tensors = stored_tensors(weights_of(of), encoding)
     weights = {name: tensor.to_float32() for name, tensor in tensors.items()}
     decoder = EngineDecoder(of, tensors, cache=stored, threads=1)  # type: ignore[arg-type]
@@ -221,16 +230,20 @@ def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
     assert gaps.max() <= max(near, steps), (gaps, steps)
 
 
+@BOTH
 @pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])
 @pytest.mark.parametrize("width", ["float32", "bfloat16"])
-def test_weights_are_brought_to_a_width(width: str, encoding: str) -> None:
-    of, ids = wide(), text(20)
+def test_weights_are_brought_to_a_width(width: str, encoding: str, of: DecoderConfig) -> None:
+    """All but a router's and biases, which stay as they are."""
+    ids = text(20)
     tensors = stored_tensors(weights_of(of), encoding)
     decoder = EngineDecoder(of, tensors, width=width, cache="F32", threads=1)  # type: ignore[arg-type]
     weights = {name: tensor.to_float32() for name, tensor in tensors.items()}
     if width == "bfloat16":
         weights = {
-            name: torch.from_numpy(w).bfloat16().float().numpy() if w.ndim == 2 else w
+            name: torch.from_numpy(w).bfloat16().float().numpy()
+            if w.ndim > 1 and not name.endswith((".bias", ".router.weight"))
+            else w
             for name, w in weights.items()
         }
     whole = reference.forward(of.to_dict(), weights, np.array([ids]))[0]
@@ -238,7 +251,7 @@ def test_weights_are_brought_to_a_width(width: str, encoding: str) -> None:
     assert gap(in_chunks(decoder, ids, [12, 8]), whole) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["fused glu", "tied head", "interleaved"])
+@pytest.mark.parametrize("name", ["fused glu", "tied head", "interleaved", "experts, fused"])
 def test_rows_that_a_file_has_in_another_order_are_taken_in_ours(name: str) -> None:
     of, ids, generator = CONFIGS[name], text(20), np.random.default_rng(5)
     tensors = stored_tensors(weights_of(of))
@@ -254,7 +267,7 @@ def test_rows_that_a_file_has_in_another_order_are_taken_in_ours(name: str) -> N
 
 def test_formats_without_kernels_are_held_as_float32_and_told() -> None:
     """F64 here."""
-    of, ids, told = wide(), text(9), list[str]()
+    of, ids, told = WIDE["dense"], text(9), list[str]()
     tensors = {
         name: StoredTensor(name, array.shape, "F64", array.astype("f8").reshape(-1).view("u1"), "")
         for name, array in weights_of(of).items()

@@ -10,7 +10,7 @@ from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.decoder import EngineDecoder
 from armillary.engine.prefill import MANY_ROWS
 from support.engine import engine, in_chunks, text
-from support.models import VARIANTS, config, layer
+from support.models import ENGINE_VARIANTS, config, layer
 
 LONG = MANY_ROWS + 45
 """Past the first pass, and past what is projected to the vocabulary at once."""
@@ -60,9 +60,9 @@ def test_weights_of_every_format(encoding: str, few: pytest.MonkeyPatch) -> None
     assert np.sqrt((gap**2).mean() / (wanted**2).mean()) < most
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", ENGINE_VARIANTS)
 def test_the_last_logits_alone_are_those_among_all(name: str) -> None:
-    decoder, ids = engine(VARIANTS[name], width="float32", threads=1), text(40)
+    decoder, ids = engine(ENGINE_VARIANTS[name], width="float32", threads=1), text(40)
     last = decoder.take([decoder.new_cache()], [ids])[0]
     assert last.shape == (1, 61)
     np.testing.assert_allclose(last[0], in_chunks(decoder, ids, [40])[-1], atol=1e-4)

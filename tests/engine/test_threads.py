@@ -35,7 +35,9 @@ class Chain:
         sizes = {"stride": 4 * N, "n": N, "rows": self.rows}
         for _ in range(steps):
             self.program.add("add", wait=True, x=self.x, y=self.y, **sizes)
-            self.program.add("pick", wait=True, x=self.x, numbers=self.order, out=self.y, **sizes)
+            picked = {"x": self.x, "x_stride": 4 * N, "out": self.y, "out_stride": 4 * N}
+            picked |= {"n": N, "numbers": self.order, "rows": self.rows}
+            self.program.add("pick", wait=True, **picked)
 
     def check(self, steps: int = 6) -> None:
         """Whether a run gave what NumPy gives; begins anew."""

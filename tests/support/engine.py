@@ -19,8 +19,8 @@ def stored_tensors(
     tensors = {}
     for name, array in arrays.items():
         numbers = np.asarray(array, np.float32)
-        kind = encoding if numbers.ndim == 2 and name != "position_table.weight" else "F32"
-        rows = stored(kind, numbers if numbers.ndim == 2 else numbers[None])
+        kind = encoding if numbers.ndim > 1 and name != "position_table.weight" else "F32"
+        rows = stored(kind, numbers.reshape(-1, numbers.shape[-1]))
         tensors[name] = StoredTensor(name, numbers.shape, kind, rows.reshape(-1), "test")
     return tensors
 

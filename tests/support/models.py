@@ -172,6 +172,13 @@ def _mixtures() -> dict[str, DecoderConfig]:
         layer(attention={"sinks": True, "window": 3, "soft_cap": 2.0}),
         layer(attention={"sinks": True, "scale": 0.7}),
     )
+    variants["clipped glu"] = _both(feedforward={"limit": 0.5, "up_offset": 1.0})
+    variants["quick gelu"] = _both(feedforward={"activation": "quick_gelu"})
+    return variants
+
+
+def _latents() -> dict[str, DecoderConfig]:
+    variants = {}
     latent = {"kv_rank": 12, "q_rank": 14, "d_rope": 4, "d_value": 8, "norm": NormConfig(eps=1e-3)}
     kept = {"n_kv_heads": 6, "latent": LatentConfig(**latent)}  # type: ignore[arg-type]
     turned = {"d_rotary": 4, "layout": "interleaved"}
@@ -184,14 +191,14 @@ def _mixtures() -> dict[str, DecoderConfig]:
         ),
         layer(attention=kept | {"window": 3, "qkv_bias": True}, rotary={"d_rotary": 4}),
     )
-    variants["clipped glu"] = _both(feedforward={"limit": 0.5, "up_offset": 1.0})
-    variants["quick gelu"] = _both(feedforward={"activation": "quick_gelu"})
     return variants
 
 
-# What the decoder has and the engine's kernels have not.
 MIXTURES = _mixtures()
-TORCH_VARIANTS = VARIANTS | MIXTURES
+ENGINE_VARIANTS = VARIANTS | MIXTURES
+# What the decoder has and the engine's kernels have not.
+LATENTS = _latents()
+TORCH_VARIANTS = ENGINE_VARIANTS | LATENTS
 
 
 def build(

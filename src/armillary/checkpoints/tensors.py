@@ -265,6 +265,11 @@ class JoinedTensor(StoredTensor):
         """No: its parts lie apart in the file."""
         return False
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether each part is one slice along the first dimension, and all are there in order."""
+        return self.row_order is None and len(self.parts) == self.shape[0]
+
     def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
         width = self.nbytes // max(1, self.n_rows)
         each = sum(part.nbytes for part in self.parts) // max(1, width) // len(self.parts)

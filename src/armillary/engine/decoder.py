@@ -51,7 +51,7 @@ def _quiet(_: str) -> None:
 
 
 def _all_float32(tensors: Mapping[str, StoredTensor], width: Width) -> bool:
-    stored = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) == 2}
+    stored = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) > 1}
     return width == "float32" or (width == "stored" and stored <= {"F32", "F64"})
 
 

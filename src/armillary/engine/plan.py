@@ -12,7 +12,6 @@ What of a configuration is computed at all stands in `engine/coverage.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,61 +22,19 @@ from armillary.config import (
     DecoderConfig,
     FeedForwardConfig,
     LayerConfig,
+    MixtureConfig,
     NormConfig,
 )
+from armillary.engine.buffers import Buffer, Inputs, Slots
 from armillary.engine.formats import ROWS, int8
 from armillary.engine.kv_layout import SCRATCH, SEGMENTS, Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.program import Program, aligned
 from armillary.engine.threads import Team
-from armillary.engine.weights import Matrix, Weights
+from armillary.engine.weights import Matrix, Stack, Weights
 
-_LINE = 64
-
-
-class Buffer:
-    """Rows of activations, for all threads together or for each its own.
-
-    A row is an odd count of cache lines, so that rows which are read side by side do not fall on
-    the same places of the cache.
-    """
-
-    def __init__(self, row_bytes: int, rows: int, threads: int = 0) -> None:
-        self.rows = rows
-        self.stride = (-(-row_bytes // _LINE) | 1) * _LINE
-        self.private = self.stride * rows if threads else 0
-        self.data = aligned(self.stride * rows * max(1, threads))
-
-    def floats(self, width: int) -> NDArray[np.float32]:
-        """The rows as float32, (R, width)."""
-        rows: NDArray[np.float32] = self.data.view(np.float32).reshape(self.rows, -1)[:, :width]
-        return rows
-
-
-@dataclass
-class Inputs:
-    """What a pass is told: counts, and for each row its token, text and place."""
-
-    rows: NDArray[np.int64]
-    outputs: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    chosen: NDArray[np.int64]
-    places: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    room: NDArray[np.int64]
-    keys: NDArray[np.int64]
-    values: NDArray[np.int64]
-    cos: list[NDArray[np.float32]] = field(default_factory=list)
-    sin: list[NDArray[np.float32]] = field(default_factory=list)
-    positions: NDArray[np.float32] | None = None
-
-    @classmethod
-    def of(cls, layers: int, count: int) -> "Inputs":
-        """Zeros, for so many rows at most."""
-        a, b = (np.zeros(1, np.int64) for _ in range(2))
-        rows = [np.zeros(count, np.int64) for _ in range(5)]
-        many = np.zeros((2, layers, count), np.int64)
-        return cls(a, b, rows[0], rows[1], rows[2], rows[3], rows[4], many[0], many[1])
+_LARGEST = float(np.finfo(np.float32).max)
+"""What bounds nothing."""
 
 
 class Plan:
@@ -110,6 +67,7 @@ class Plan:
             self.inputs.cos.append(np.zeros((rows, rotary.d_rotary // 2), np.float32))
             self.inputs.sin.append(np.zeros((rows, rotary.d_rotary // 2), np.float32))
         self._whole: dict[Any, Buffer] = {}
+        self._slots: dict[tuple[int, int], Slots] = {}
         self._build()
 
     def _build(self) -> None:
@@ -130,16 +88,17 @@ class Plan:
 
     # Memory. A buffer is named for its use, and used again by every layer of the same sizes.
 
-    def _shared(self, use: str, width: int) -> Buffer:
-        key = (use, width)
-        if key not in self._whole:
-            self._whole[key] = Buffer(4 * width, self.rows)
-        return self._whole[key]
+    def _shared(self, use: str, width: int, slots: Slots | None = None) -> Buffer:
+        return self._buffer(use, 4 * width, 0, slots)
 
-    def _own(self, use: str, row_bytes: int) -> Buffer:
-        key = (use, row_bytes, "own")
+    def _own(self, use: str, row_bytes: int, slots: Slots | None = None) -> Buffer:
+        return self._buffer(use, row_bytes, self._threads, slots)
+
+    def _buffer(self, use: str, row_bytes: int, threads: int, slots: Slots | None) -> Buffer:
+        rows = self.rows if slots is None else slots.most
+        key = (use, row_bytes, threads, rows)
         if key not in self._whole:
-            self._whole[key] = Buffer(row_bytes, self.rows, self._threads)
+            self._whole[key] = Buffer(row_bytes, rows, threads)
         return self._whole[key]
 
     # Steps.
@@ -167,21 +126,31 @@ class Plan:
     def _layer(self, number: int, layer: LayerConfig) -> None:
         name, d = f"layers.{number}.", self.config.d_model
         reads, gives = layer.norm_placement != "post", layer.norm_placement != "pre"
-        x = self._x
-        first = self._norm(name + "norm1", layer.norm, x, d, "norm1") if reads else x
+        post1, post2 = (name + "post_norm1", name + "post_norm2") if gives else (None, None)
+        x, feedforward = self._x, layer.feedforward
+        # Rows that go to experts are read by every thread.
+        shared = isinstance(feedforward, MixtureConfig)
+        both = shared and layer.residual == "parallel_shared_norm"
+        first = self._norm(name + "norm1", layer.norm, x, d, "norm1", shared=both) if reads else x
         second = first
         if reads and layer.residual == "parallel":
-            second = self._norm(name + "norm2", layer.norm, x, d, "norm2")
+            second = self._norm(name + "norm2", layer.norm, x, d, "norm2", shared=shared)
         heads = self._attention(number, name + "attention.", layer.attention, first)
         if layer.residual == "sequential":
-            self._back(name + "attention.out", heads, layer, name + "post_norm1" if gives else None)
-            second = self._norm(name + "norm2", layer.norm, x, d, "norm2") if reads else x
-        assert isinstance(layer.feedforward, FeedForwardConfig)
-        middle = self._feedforward(name + "feedforward.", layer.feedforward, second)
+            self._back(name + "attention.out", heads, layer, post1)
+            if reads:
+                second = self._norm(name + "norm2", layer.norm, x, d, "norm2", shared=shared)
+        if isinstance(feedforward, MixtureConfig):
+            middle = self._mixture(name + "feedforward.", feedforward, second)
+        else:
+            middle = self._feedforward(name + "feedforward.", feedforward, second)
         if layer.residual != "sequential":
             # Both sub-layers have read the layer's input by now.
-            self._back(name + "attention.out", heads, layer, name + "post_norm1" if gives else None)
-        self._back(name + "feedforward.down", middle, layer, name + "post_norm2" if gives else None)
+            self._back(name + "attention.out", heads, layer, post1)
+        if isinstance(feedforward, MixtureConfig):
+            self._give(middle, layer, post2)
+        else:
+            self._back(name + "feedforward.down", middle, layer, post2)
 
     def _attention(self, number: int, name: str, config: AttentionConfig, x: Buffer) -> Buffer:
         inputs, rows = self.inputs, self.inputs.rows
@@ -210,14 +179,21 @@ class Plan:
                     rows=rows,
                 )
         out = self._shared("heads", wide)
-        self._attend(number, config, q, k, v, out)
+        sinks = self._weights.optional(name + "sinks")
+        self._attend(number, config, (q, k, v), sinks, out)
         return out
 
     def _attend(
-        self, number: int, config: AttentionConfig, q: Buffer, k: Buffer, v: Buffer, out: Buffer
+        self,
+        number: int,
+        config: AttentionConfig,
+        projected: tuple[Buffer, Buffer, Buffer],
+        sinks: NDArray[np.float32] | None,
+        out: Buffer,
     ) -> None:
         """Put keys and values into the cache, and let the queries read it."""
         inputs, rows = self.inputs, self.inputs.rows
+        q, k, v = projected
         self.program.add(
             f"queries_{self.stored}",
             wait=False,
@@ -254,6 +230,7 @@ class Plan:
             found=found.data,
             **sizes,
             window=window,
+            sinks=sinks,
             lengths=inputs.lengths,
             out=out.data,
             out_stride=out.stride,
@@ -287,53 +264,141 @@ class Plan:
             "d_value": value_width(config.d_head),
         }
 
-    def _feedforward(self, name: str, config: FeedForwardConfig, x: Buffer) -> Buffer:
+    def _feedforward(
+        self, name: str, config: FeedForwardConfig, x: Buffer, slots: Slots | None = None
+    ) -> Buffer:
+        """What the down projection reads, of all rows or of those that experts take."""
         d, f = self.config.d_model, config.d_ff
-        gate = self._shared("gate", f)
-        up = self._shared("up", f) if config.kind == "glu" else None
-        if config.kind == "mlp":
-            self._products([(name + "up", gate)], x, d, wait=False)
-        elif config.fused:
-            whole = self._weights.matrix(name + "gate_up.weight")
-            bias = self._weights.optional(name + "gate_up.bias")
-            assert up is not None
-            halves = [
-                (
-                    whole.rows(first, first + f),
-                    None if bias is None else bias[first : first + f],
-                    out,
-                )
-                for first, out in ((0, gate), (f, up))
-            ]
-            self._multiply(halves, x, d, wait=False)
+        if config.fused:
+            both = self._shared("gate and up", 2 * f, slots)
+            self._products([(name + "gate_up", both)], x, d, slots=slots)
+            gate, up, stride = both, both.data[4 * f :], both.stride
         else:
-            assert up is not None
-            self._products([(name + "gate", gate), (name + "up", up)], x, d, wait=False)
+            gate = self._shared("gate", f, slots)
+            wanted, up, stride = [(name + "up", gate)], None, gate.stride
+            if config.kind == "glu":
+                other = self._shared("up", f, slots)
+                wanted, up = [(name + "gate", gate), (name + "up", other)], other.data
+            self._products(wanted, x, d, wait=False, slots=slots)
         self.program.add(
             f"activation_{config.activation}",
             wait=True,
             gate=gate.data,
-            up=None if up is None else up.data,
-            stride=gate.stride,
+            up=up,
+            stride=stride,
             n=f,
-            rows=self.inputs.rows,
+            limit=_LARGEST if config.limit is None else config.limit,
+            up_offset=config.up_offset,
+            rows=self.inputs.rows if slots is None else slots.rows,
         )
         return gate
 
+    def _mixture(self, name: str, config: MixtureConfig, x: Buffer) -> Buffer:
+        """What chosen experts make of rows that every thread reads, and the shared network."""
+        d, rows, expert = self.config.d_model, self.inputs.rows, config.expert
+        slots = self._choose(name + "router.", config, x)
+        taken = self._shared("taken", d, slots)
+        self.program.add(
+            "pick",
+            wait=True,
+            x=x.data,
+            x_stride=x.stride,
+            n=d,
+            numbers=slots.row_of,
+            out=taken.data,
+            out_stride=taken.stride,
+            rows=slots.rows,
+        )
+        middle = self._feedforward(name + "experts.", expert, taken, slots)
+        given = self._shared("given", d, slots)
+        # What the sum takes of it are columns that the same thread has made.
+        down = [(name + "experts.down", given)]
+        self._products(down, middle, expert.d_ff, wait=False, slots=slots)
+        shared: Buffer | None = None
+        gate: Buffer | None = None
+        if config.shared is not None:
+            shared = self._shared("of the shared", d)
+            inner = self._feedforward(name + "shared.", config.shared, x)
+            self._products([(name + "shared.down", shared)], inner, config.shared.d_ff, wait=False)
+        if config.shared_gate:
+            gate = self._shared("shared gate", 1)
+            self._products([(name + "shared_gate", gate)], x, d)
+        out = self._shared("mixture", d)
+        self.program.add(
+            "mix",
+            wait=True,
+            given=given.data,
+            given_stride=given.stride,
+            top_k=config.top_k,
+            slot_of=slots.slot_of,
+            weights=slots.weights,
+            shared=None if shared is None else shared.data,
+            gate=None if gate is None else gate.data,
+            gate_stride=0 if gate is None else gate.stride,
+            n=d,
+            out=out.data,
+            stride=out.stride,
+            rows=rows,
+        )
+        return out
+
+    def _choose(self, name: str, config: MixtureConfig, x: Buffer) -> Slots:
+        """Let a router pick experts for the rows, and sort the rows by them."""
+        rows, router, count = self.inputs.rows, config.router, config.n_experts
+        logits = self._shared("router", count)
+        matrix = self._weights.exact(name + "weight")
+        bias = self._weights.optional(name + "bias")
+        self._multiply([(matrix, bias, logits)], x, self.config.d_model)
+        compared = self._shared("compared", count + router.n_groups)
+        slots = self._slots.get((count, config.top_k)) or Slots.of(count, config.top_k, self.rows)
+        self._slots[count, config.top_k] = slots
+        self.program.add(
+            f"route_{router.score}",
+            wait=True,
+            logits=logits.data,
+            stride=logits.stride,
+            experts=count,
+            top_k=config.top_k,
+            groups=router.n_groups,
+            top_groups=router.top_groups,
+            normalise=int(router.normalise),
+            scale=router.scale,
+            selection_bias=self._weights.optional(name + "selection_bias"),
+            compared=compared.data,
+            compared_stride=compared.stride,
+            chosen=slots.chosen,
+            weights=slots.weights,
+            rows=rows,
+        )
+        self.program.add(
+            "dispatch",
+            wait=True,
+            chosen=slots.chosen,
+            experts=count,
+            top_k=config.top_k,
+            starts=slots.starts,
+            row_of=slots.row_of,
+            slot_of=slots.slot_of,
+            rows=rows,
+        )
+        return slots
+
     def _back(self, name: str, x: Buffer, layer: LayerConfig, post_norm: str | None) -> None:
         """Project a sub-layer's result and add it to the residual path, as it is to be."""
-        d = self.config.d_model
-        scaled = layer.residual_scale != 1
-        if post_norm is None and not scaled:
-            self._products(
-                [(name, self._x)], x, self._weights.matrix(name + ".weight").k, adds=True
-            )
+        k = self._weights.matrix(name + ".weight").k
+        if post_norm is None and layer.residual_scale == 1:
+            self._products([(name, self._x)], x, k, adds=True)
             return
-        out = self._shared("result", d)
-        self._products([(name, out)], x, self._weights.matrix(name + ".weight").k)
+        out = self._shared("result", self.config.d_model)
+        self._products([(name, out)], x, k)
+        self._give(out, layer, post_norm)
+
+    def _give(self, out: Buffer, layer: LayerConfig, post_norm: str | None) -> None:
+        """Add a sub-layer's result to the residual path, as it is to be."""
+        d = self.config.d_model
         if post_norm is not None:
             out = self._norm(post_norm, layer.norm, out, d, "post", shared=True)
-        if scaled:
+        if layer.residual_scale != 1:
             self._scale(out, d, layer.residual_scale, self.inputs.rows)
         self._add(self._x, out, d)
 
@@ -345,10 +410,11 @@ class Plan:
             "pick",
             wait=True,
             x=self._x.data,
-            stride=self._x.stride,
+            x_stride=self._x.stride,
             n=d,
             numbers=self.inputs.chosen,
             out=last.data,
+            out_stride=last.stride,
             rows=outputs,
         )
         x = last
@@ -462,39 +528,39 @@ class Plan:
         *,
         wait: bool = True,
         adds: bool = False,
+        slots: Slots | None = None,
     ) -> None:
-        """x times matrices by their names."""
+        """x times matrices by their names, or those of experts times the rows in their slots."""
+        find = self._weights.matrix if slots is None else self._weights.stack
         named = [
-            (self._weights.matrix(name + ".weight"), self._weights.optional(name + ".bias"), out)
+            (find(name + ".weight"), self._weights.optional(name + ".bias"), out)
             for name, out in wanted
         ]
-        self._multiply(named, x, k, wait=wait, adds=adds)
+        self._multiply(named, x, k, wait=wait, adds=adds, slots=slots)
 
     def _multiply(
         self,
-        wanted: Sequence[tuple[Matrix, NDArray[np.float32] | None, Buffer]],
+        wanted: Sequence[tuple[Matrix | Stack, NDArray[np.float32] | None, Buffer]],
         x: Buffer,
         k: int,
         *,
         wait: bool = True,
         adds: bool = False,
         rows: NDArray[np.int64] | None = None,
+        slots: Slots | None = None,
     ) -> None:
         """x times matrices, in the activations that each matrix's format asks for."""
-        rows = self.inputs.rows if rows is None else rows
+        name, which = self._which("product", rows, slots)
         rounded: Buffer | None = None
         for number, (matrix, bias, out) in enumerate(wanted):
             from_ = x
             if matrix.format.activations == "int8":
-                rounded = rounded or self._rounded(x, k, rows)
+                rounded = rounded or self._rounded(x, k, rows, slots)
                 from_ = rounded
             self.program.add(
-                f"product_{matrix.format.name}",
+                f"{name}_{matrix.format.name}",
                 wait=wait and number == len(wanted) - 1,
-                weights=matrix.data,
-                row_bytes=matrix.row_bytes,
-                order=matrix.order,
-                n=matrix.n,
+                **matrix.arguments(),
                 k=k,
                 x=from_.data,
                 x_stride=from_.stride,
@@ -505,13 +571,23 @@ class Plan:
                 adds=int(adds),
                 scratch=self._panels,
                 scratch_bytes=self._panel_bytes,
-                rows=rows,
+                **which,
             )
 
-    def _rounded(self, x: Buffer, k: int, rows: NDArray[np.int64]) -> Buffer:
-        """Rows as int8."""
-        nbytes = int8.row_bytes(k)
-        out = self._own("int8", nbytes) if self.alone else self._shared("int8", -(-nbytes // 4))
+    def _which(
+        self, kernel: str, rows: NDArray[np.int64] | None, slots: Slots | None
+    ) -> tuple[str, dict[str, Any]]:
+        """The kernel that multiplies all rows or those of experts, and how it is told which."""
+        if slots is None:
+            return kernel, {"rows": self.inputs.rows if rows is None else rows}
+        return f"experts_{kernel}", {"starts": slots.starts, "experts": slots.experts}
+
+    def _rounded(
+        self, x: Buffer, k: int, rows: NDArray[np.int64] | None, slots: Slots | None
+    ) -> Buffer:
+        """Rows as int8, which each thread makes for itself where they are few."""
+        _, which = self._which("", rows, slots)
+        out = self._buffer("int8", int8.row_bytes(k), self._threads if self.alone else 0, slots)
         self.program.add(
             "quantise",
             wait=not self.alone,
@@ -522,6 +598,6 @@ class Plan:
             out=out.data,
             out_stride=out.stride,
             private=out.private,
-            rows=rows,
+            rows=which["rows"] if slots is None else slots.rows,
         )
         return out

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig
+from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, MixtureConfig
+from armillary.engine.buffers import Buffer, Slots
 from armillary.engine.formats import ROWS
 from armillary.engine.kv_layout import Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.machine import host
-from armillary.engine.plan import Buffer, Plan
+from armillary.engine.plan import Plan
 from armillary.engine.program import aligned
 from armillary.engine.threads import Team
 from armillary.engine.tiling import attention_bytes, multiplied_as, panel_bytes
-from armillary.engine.weights import Matrix, Weights
+from armillary.engine.weights import Matrix, Stack, Weights
 
 MANY_ROWS = 512
 """Rows of a pass at most."""
@@ -43,10 +44,15 @@ class _Tiled(Plan):
         self._panels, self._panel_bytes = self._scratch, self._scratch_bytes
 
     def _attend(
-        self, number: int, config: AttentionConfig, q: Buffer, k: Buffer, v: Buffer, out: Buffer
+        self,
+        number: int,
+        config: AttentionConfig,
+        projected: tuple[Buffer, Buffer, Buffer],
+        sinks: NDArray[np.float32] | None,
+        out: Buffer,
     ) -> None:
         """See Plan."""
-        inputs = self.inputs
+        inputs, (q, k, v) = self.inputs, projected
         self._append(number, config, k, v)
         self.program.add(
             f"block_attention_{self.stored}",
@@ -61,6 +67,7 @@ class _Tiled(Plan):
             values=inputs.values[number],
             capacities=inputs.room,
             lengths=inputs.lengths,
+            sinks=sinks,
             out=out.data,
             out_stride=out.stride,
             scratch=self._scratch,
@@ -70,13 +77,14 @@ class _Tiled(Plan):
 
     def _multiply(
         self,
-        wanted: Sequence[tuple[Matrix, NDArray[np.float32] | None, Buffer]],
+        wanted: Sequence[tuple[Matrix | Stack, NDArray[np.float32] | None, Buffer]],
         x: Buffer,
         k: int,
         *,
         wait: bool = True,
         adds: bool = False,
         rows: NDArray[np.int64] | None = None,
+        slots: Slots | None = None,
     ) -> None:
         """x times matrices, in the numbers that each matrix's format is multiplied as.
 
@@ -86,12 +94,12 @@ class _Tiled(Plan):
         wanted = [each for each in wanted if each[0].format.activations != "int8"]
         if blocks:
             last = wait and not wanted
-            super()._multiply(blocks, x, k, wait=last, adds=adds, rows=rows)
+            super()._multiply(blocks, x, k, wait=last, adds=adds, rows=rows, slots=slots)
         if not wanted:
             return
-        rows = self.inputs.rows if rows is None else rows
+        name, which = self._which("matmul", rows, slots)
         numbers = [multiplied_as(matrix.format, host()) for matrix, _, _ in wanted]
-        narrow = self._shared("narrow", -(-k // 2))
+        narrow = self._shared("narrow", -(-k // 2), slots)
         if "BF16" in numbers:
             self.program.add(
                 "narrow",
@@ -101,17 +109,14 @@ class _Tiled(Plan):
                 k=k,
                 out=narrow.data,
                 out_stride=narrow.stride,
-                rows=rows,
+                rows=which["rows"] if slots is None else slots.rows,
             )
-        for which, (matrix, bias, out) in enumerate(wanted):
-            from_ = narrow if numbers[which] == "BF16" else x
+        for number, (matrix, bias, out) in enumerate(wanted):
+            from_ = narrow if numbers[number] == "BF16" else x
             self.program.add(
-                f"matmul_{matrix.format.name}",
-                wait=wait and which == len(wanted) - 1,
-                weights=matrix.data,
-                row_bytes=matrix.row_bytes,
-                order=matrix.order,
-                n=matrix.n,
+                f"{name}_{matrix.format.name}",
+                wait=wait and number == len(wanted) - 1,
+                **matrix.arguments(),
                 k=k,
                 x=from_.data,
                 x_stride=from_.stride,
@@ -121,7 +126,7 @@ class _Tiled(Plan):
                 adds=int(adds),
                 scratch=self._scratch,
                 scratch_bytes=self._scratch_bytes,
-                rows=rows,
+                **which,
             )
 
 
@@ -183,5 +188,8 @@ def _widest(config: DecoderConfig) -> int:
     """The longest row of weights."""
     layers = config.layers
     heads = max(layer.attention.n_heads * layer.attention.d_head for layer in layers)
-    wide = [layer.feedforward for layer in layers]
-    return max(config.d_model, heads, *(w.d_ff for w in wide if isinstance(w, FeedForwardConfig)))
+    wide: list[FeedForwardConfig | None] = []
+    for layer in layers:
+        whole = layer.feedforward
+        wide += [whole.expert, whole.shared] if isinstance(whole, MixtureConfig) else [whole]
+    return max(config.d_model, heads, *(each.d_ff for each in wide if each is not None))

@@ -1,13 +1,14 @@
 """A checkpoint's tensors as the kernels read them: in place where a format has kernels."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.checkpoints.tensors import StoredTensor
+from armillary.checkpoints.tensors import JoinedTensor, StoredTensor
 from armillary.engine import repacking
 from armillary.engine.formats import FORMATS, Format
 
@@ -30,12 +31,46 @@ class Matrix:
         """Bytes of a row."""
         return self.format.row_bytes(self.k)
 
+    def arguments(self) -> dict[str, Any]:
+        """What a kernel is told of it."""
+        return {
+            "weights": self.data,
+            "row_bytes": self.row_bytes,
+            "order": self.order,
+            "n": self.n,
+        }
+
     def rows(self, first: int, last: int) -> "Matrix":
         """Some of its rows."""
         if self.order is not None:
             return Matrix(self.format, self.data, self.order[first:last], last - first, self.k)
         part = self.data[first * self.row_bytes : last * self.row_bytes]
         return Matrix(self.format, part, None, last - first, self.k)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A matrix (N, K) for each of E experts, all in one format, wherever each lies."""
+
+    matrices: tuple[Matrix, ...]
+
+    @property
+    def format(self) -> Format:
+        """That of them all."""
+        return self.matrices[0].format
+
+    def arguments(self) -> dict[str, Any]:
+        """What a kernel is told: where each lies, and where the order of its rows."""
+        one = self.matrices[0]
+        return {
+            "weights": np.array([each.data.ctypes.data for each in self.matrices], np.int64),
+            "row_bytes": one.row_bytes,
+            "order": np.array(
+                [0 if each.order is None else each.order.ctypes.data for each in self.matrices],
+                np.int64,
+            ),
+            "n": one.n,
+        }
 
 
 class Weights:
@@ -49,7 +84,9 @@ class Weights:
     ) -> None:
         self._tensors, self._width = tensors, width
         self._matrices: dict[str, Matrix] = {}
-        matrices = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) == 2}
+        self._stacks: dict[str, Stack] = {}
+        self._exact: dict[str, Matrix] = {}
+        matrices = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) > 1}
         odd = sorted(name for name in matrices - FORMATS.keys() if repacking.target(name) is None)
         if odd and width == "stored":
             notice(f"no kernels for {', '.join(odd)}: these weights are held as float32")
@@ -67,9 +104,21 @@ class Weights:
             self._matrices[name] = self._matrix(self._tensors[name])
         return self._matrices[name]
 
+    def exact(self, name: str) -> Matrix:
+        """A matrix in float32, whatever the others are brought to."""
+        if name not in self._exact:
+            self._exact[name] = _matrix(self._tensors[name], FORMATS["F32"])
+        return self._exact[name]
+
+    def stack(self, name: str) -> Stack:
+        """The matrices of experts, (E, N, K), brought to their width at most once."""
+        if name not in self._stacks:
+            self._stacks[name] = Stack(tuple(self._of_experts(self._tensors[name])))
+        return self._stacks[name]
+
     def vector(self, name: str, add: float = 0.0) -> NDArray[np.float32]:
-        """A vector as float32, plus a number."""
-        numbers = self._tensors[name].to_float32()
+        """A vector as float32, plus a number; those of experts follow each other."""
+        numbers = self._tensors[name].to_float32().reshape(-1)
         return numbers + np.float32(add) if add else numbers
 
     def optional(self, name: str) -> NDArray[np.float32] | None:
@@ -77,18 +126,38 @@ class Weights:
         return self.vector(name) if name in self else None
 
     def _matrix(self, tensor: StoredTensor) -> Matrix:
-        n, k = tensor.shape
         name = {"float32": "F32", "bfloat16": "BF16"}.get(self._width, tensor.encoding)
-        form = FORMATS.get(name) or repacking.target(name) or FORMATS["F32"]
-        if form.name == tensor.encoding and tensor.in_place:
-            order = tensor.row_order
-            kept = None if order is None else order.astype(np.int64)
-            return Matrix(form, tensor.data, kept, n, k)
-        data = np.empty(form.row_bytes(k) * n, dtype=np.uint8)
-        is_plain = form.activations == "float32"
-        start = 0
-        for part in tensor.encoded(form.name) if is_plain else repacking.repacked(tensor):
-            data[start : start + part.nbytes] = part
-            start += part.nbytes
-        tensor.release()
-        return Matrix(form, data, None, n, k)
+        return _matrix(tensor, FORMATS.get(name) or repacking.target(name) or FORMATS["F32"])
+
+    def _of_experts(self, tensor: StoredTensor) -> list[Matrix]:
+        count, n, _ = tensor.shape
+        if isinstance(tensor, JoinedTensor) and tensor.is_stack:
+            # One stored by itself may lie in place, which all together do not.
+            return [self._matrix(part) for part in tensor.parts]
+        whole = self._matrix(tensor)
+        return [whole.rows(expert * n, (expert + 1) * n) for expert in range(count)]
+
+
+def _matrix(tensor: StoredTensor, form: Format) -> Matrix:
+    """A tensor in a format; its rows are those of its last dimension."""
+    *outer, k = tensor.shape
+    n = math.prod(outer)
+    if form.name == tensor.encoding and tensor.in_place:
+        return Matrix(form, tensor.data, _order(tensor, n), n, k)
+    data = np.empty(form.row_bytes(k) * n, dtype=np.uint8)
+    as_told = form.activations == "float32" or form.name == tensor.encoding
+    start = 0
+    for part in tensor.encoded(form.name) if as_told else repacking.repacked(tensor):
+        data[start : start + part.nbytes] = part
+        start += part.nbytes
+    tensor.release()
+    return Matrix(form, data, None, n, k)
+
+
+def _order(tensor: StoredTensor, n: int) -> NDArray[np.int64] | None:
+    """Where each of n rows lies; None where they follow each other."""
+    if tensor.row_order is None:
+        return None
+    each = n // tensor.n_rows
+    first = tensor.row_order.astype(np.int64)[:, None] * each
+    return (first + np.arange(each)).reshape(-1)

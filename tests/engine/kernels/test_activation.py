@@ -15,6 +15,7 @@ EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x * expit(x),
     "gelu": lambda x: 0.5 * x * erfc(-x / math.sqrt(2)),
     "gelu_tanh": lambda x: x * expit(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+    "quick_gelu": lambda x: x * expit(1.702 * x),
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": expit,
     "identity": lambda x: x,
@@ -27,6 +28,8 @@ def activate(
     up: np.ndarray | None,
     threads: int = 1,
     code: Library | None = None,
+    limit: float = float(np.finfo(np.float32).max),
+    up_offset: float = 0.0,
 ) -> np.ndarray:
     """(R, N) by the kernel."""
     n = gate.shape[1]
@@ -40,6 +43,8 @@ def activate(
         up=beside,
         stride=inside.strides[0],
         n=n,
+        limit=limit,
+        up_offset=up_offset,
         rows=count(len(gate)),
     )
     assert np.isnan(inside[:, n:]).all()
@@ -82,3 +87,13 @@ def test_gated_rows(name: str, threads: int) -> None:
         np.testing.assert_allclose(
             activate(name, gate, None, threads), EXACT[name](gate.astype(np.float64)), atol=2e-6
         )
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_a_gated_unit_multiplies_may_be_bounded(threads: int) -> None:
+    """The gate from above only, the other half on both sides, before the offset."""
+    gate, up = 4 * drawn(3, 41), 4 * drawn(3, 41, seed=1)
+    bounded, beside = np.minimum(gate, 1.5), np.clip(up, -1.5, 1.5) + 0.25
+    result = activate("quick_gelu", gate, up, threads, limit=1.5, up_offset=0.25)
+    np.testing.assert_allclose(result, EXACT["quick_gelu"](bounded) * beside, atol=3e-6)
+    assert (gate < -1.5).any() and (gate > 1.5).any() and (np.abs(up) > 1.5).any()  # noqa: PT018

@@ -27,6 +27,7 @@ def attend(
     *,
     window: int = 0,
     cap: float = 0.0,
+    sinks: np.ndarray | None = None,
     threads: int = 1,
     machine: str = HERE,
 ) -> np.ndarray:
@@ -59,7 +60,7 @@ def attend(
         **sizes,
         **reading,
     )
-    joined = {"out": out, "out_stride": out.strides[0]}
+    joined = {"out": out, "out_stride": out.strides[0], "sinks": sinks}
     call("combine", code=code, threads=threads, **joined, **sizes, **reading)
     assert np.isnan(out[:, q.shape[1] :]).all()
     return out[:, : q.shape[1]]
@@ -96,11 +97,12 @@ def check(
     *,
     window: int = 0,
     cap: float = 0.0,
+    sinks: np.ndarray | None = None,
     threads: int = 1,
     machine: str = HERE,
 ) -> None:
     """The kernels against the specification, to what rounding may cost."""
-    settings = {"window": window, "cap": cap, "threads": threads}
+    settings = {"window": window, "cap": cap, "sinks": sinks, "threads": threads}
     result = attend(q, texts, lengths, machine=machine, **settings)  # type: ignore[arg-type]
     for row, (each, length) in enumerate(zip(texts, lengths, strict=True)):
         heads, _, d = each.keys.shape
@@ -111,7 +113,7 @@ def check(
         queries = q[row].astype(float).reshape(1, -1, 1, d)
         may_read = np.ones((1, 1, length - low), bool)
         expected = reference.attention(
-            queries, keys, values, may_read, scale=1.0, soft_cap=cap or None
+            queries, keys, values, may_read, scale=1.0, soft_cap=cap or None, sinks=sinks
         ).reshape(-1)
         largest = np.abs(queries).max() * np.abs(keys).max() * d
         bound = 2 * (d + 8) * EPSILON * largest + 4e-7 * (1 + cap)
@@ -181,6 +183,16 @@ def test_soft_caps(cap: float, stored: Stored) -> None:
         for threads in (1, 2):
             check(q, [each], [70], cap=cap, threads=threads)
             check(q, [each], [70], cap=cap, window=9, threads=threads)
+
+
+@EACH
+@pytest.mark.parametrize("size", [0.3, 3.0, 30.0])
+def test_sinks(size: float, stored: Stored) -> None:
+    """Of each query head its own: small ones, and such as leave the tokens little."""
+    for length in (1, 70, SPAN + 1):
+        each, q = text(2, length, 10, stored), drawn(1, 60, seed=1)
+        for window in (0, 9):
+            check(q, [each], [length], window=window, sinks=size * drawn(6, seed=4), threads=2)
 
 
 @EACH

@@ -1,6 +1,7 @@
 """Attention of many queries over the cache, against the specification row by row."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def attend(
     window: int = 0,
     cap: float = 0.0,
     scale: float = 1.0,
+    sinks: np.ndarray | None = None,
     threads: int = 1,
     machine: str = HERE,
 ) -> np.ndarray:
@@ -51,6 +53,7 @@ def attend(
         values=np.array([each.value_memory.ctypes.data for each in texts]),
         capacities=np.array([each.room for each in texts]),
         lengths=np.array(lengths),
+        sinks=sinks,
         out=out,
         out_stride=out.strides[0],
         scratch=np.full(threads * scratch_bytes, 0xFF, np.uint8),
@@ -69,11 +72,12 @@ def check(
     window: int = 0,
     cap: float = 0.0,
     scale: float = 1.0,
+    sinks: np.ndarray | None = None,
     threads: int = 1,
     machine: str = HERE,
 ) -> None:
     """The kernel against the specification, to what rounding may cost."""
-    settings = {"window": window, "cap": cap, "scale": scale, "threads": threads}
+    settings = {"window": window, "cap": cap, "scale": scale, "sinks": sinks, "threads": threads}
     result = attend(q, texts, lengths, machine=machine, **settings)  # type: ignore[arg-type]
     stored = texts[0].stored
     # Queries are scaled for powers of two before they are rounded.
@@ -89,7 +93,7 @@ def check(
         queries = scaled[row].reshape(1, -1, 1, d)
         may_read = np.ones((1, 1, length - low), bool)
         expected = reference.attention(
-            queries, keys, values, may_read, scale=1.0, soft_cap=cap or None
+            queries, keys, values, may_read, scale=1.0, soft_cap=cap or None, sinks=sinks
         ).reshape(-1)
         largest = np.abs(queries).max() * np.abs(keys).max() * d
         bound = 2 * (d + 8) * EPSILON * largest + 1e-6 * (1 + cap)
@@ -106,7 +110,7 @@ def prompt(
     past: int,
     rows: int,
     stored: Stored,
-    **settings: float,
+    **settings: Any,
 ) -> None:
     """Check rows of one text behind some tokens of it."""
     heads, d = SIZES[group]
@@ -120,7 +124,7 @@ def prompt(
     )
     q = drawn(rows, heads * group * d, seed=1)
     lengths = range(past + 1, past + rows + 1)
-    check(q, [each] * rows, lengths, scale=d**-0.5, **settings)  # type: ignore[arg-type]
+    check(q, [each] * rows, lengths, scale=d**-0.5, **settings)
 
 
 @EACH
@@ -144,6 +148,14 @@ def test_windows_begin_anywhere(stored: Stored) -> None:
 def test_soft_caps(cap: float, stored: Stored) -> None:
     prompt(3, 5, 70, stored, cap=cap)
     prompt(1, 5, 70, stored, cap=cap, window=9)
+
+
+@EACH
+@pytest.mark.parametrize("size", [0.3, 3.0, 30.0])
+def test_sinks(size: float, stored: Stored) -> None:
+    """Of each query head its own: small ones, and such as leave the tokens little."""
+    for window in (0, 9):
+        prompt(3, 5, 70, stored, window=window, sinks=size * drawn(6, seed=4))
 
 
 @EACH

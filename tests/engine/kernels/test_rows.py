@@ -20,15 +20,16 @@ def test_rows_are_added(threads: int) -> None:
 @THREADS
 def test_rows_are_chosen(threads: int) -> None:
     x, numbers = spaced(drawn(16, 41)), np.array([15, 0, 7, 7, 3], dtype=np.int64)
-    out = np.full((16, 44), np.nan, np.float32)
+    out = np.full((16, 47), np.nan, np.float32)
     call(
         "pick",
         threads=threads,
         x=x,
-        stride=x.strides[0],
+        x_stride=x.strides[0],
         n=41,
         numbers=numbers,
         out=out,
+        out_stride=out.strides[0],
         rows=count(5),
     )
     np.testing.assert_array_equal(out[:5, :41], x[numbers, :41])

@@ -13,6 +13,7 @@ from armillary.engine.kernels import (
     attention,
     block_attention,
     embedding,
+    experts,
     matmul,
     norm,
     product,
@@ -27,16 +28,15 @@ from armillary.engine.machine import Machine
 
 def all_kernels(machine: Machine) -> list[Kernel]:
     """Every kernel, for a machine."""
+    tiled = [form for form in FORMATS.values() if form.activations == "float32"]
     return [
         schedule.run(machine),
         schedule.serve(machine),
         schedule.launch(),
         *(product.product(form, machine) for form in FORMATS.values()),
-        *(
-            matmul.matmul(form, machine)
-            for form in FORMATS.values()
-            if form.activations == "float32"
-        ),
+        *(product.experts_product(form, machine) for form in FORMATS.values()),
+        *(matmul.matmul(form, machine) for form in tiled),
+        *(matmul.experts_matmul(form, machine) for form in tiled),
         matmul.narrow(machine),
         *(block_attention.block_attention(form, machine) for form in CACHE_FORMATS.values()),
         *(embedding.embedding(form) for form in FORMATS.values()),
@@ -46,6 +46,9 @@ def all_kernels(machine: Machine) -> list[Kernel]:
         *(attention.attention(form) for form in CACHE_FORMATS.values()),
         *(attention.append(form) for form in CACHE_FORMATS.values()),
         attention.combine(),
+        *(experts.route(score) for score in ("softmax", "sigmoid")),
+        experts.dispatch(),
+        experts.mix(),
         norm.rms_norm(),
         norm.layer_norm(),
         quantise.quantise(),

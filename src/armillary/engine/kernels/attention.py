@@ -239,7 +239,10 @@ def _gather(form: CacheFormat, queries: int) -> Any:
 
 
 def combine() -> Kernel:
-    """What was found in the segments, joined: heads side by side, (R, h·d_h)."""
+    """What was found in the segments, joined: heads side by side, (R, h·d_h).
+
+    A sink is one more score of each query head, for which there is no value.
+    """
 
     def combine(
         thread: int,
@@ -250,6 +253,7 @@ def combine() -> Kernel:
         d_head: Size,
         d_value: Size,
         window: Size,
+        sinks: Address,
         lengths: Address,
         out: Address,
         out_stride: Size,
@@ -263,10 +267,11 @@ def combine() -> Kernel:
             for one in range(group):
                 o = floats(out + row * out_stride + 4 * d_head * (head * group + one))
                 parts = found + (item * SEGMENTS * group + one) * record
-                most = _MASKED
+                sink = floats(sinks)[head * group + one] if sinks else _MASKED
+                most = sink
                 for segment in range(segments):
                     most = max(most, floats(parts + segment * group * record)[0])
-                total = np.float32(0)
+                total = exp(sink - most) if sinks else np.float32(0)
                 for i in range(d_head):
                     o[i] = 0
                 for segment in range(segments):

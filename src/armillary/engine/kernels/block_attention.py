@@ -62,6 +62,7 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
         values: Address,
         capacities: Address,
         lengths: Address,
+        sinks: Address,
         out: Address,
         out_stride: Size,
         scratch: Address,
@@ -85,7 +86,8 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
                     if owner == thread:
                         first, member = row + begin // group, begin % group
                         count = min(queries, (last - row) * group - begin)
-                        rows_q = q + shift, q_stride, scale_2
+                        own = sinks + 4 * head * group if sinks else 0
+                        rows_q = q + shift, q_stride, scale_2, own
                         rows_out = out + shift, out_stride
                         which = first, member, count, group, lengths
                         sizes = d_head, d_value
@@ -103,7 +105,8 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
     """Queries of one text and head: from one of the group of a row on, then of the rows after it.
 
     Its tuples are (first row, which of its group, count of queries, group, lengths of the rows),
-    (d_h, d_v), (rows of queries, stride, factor), (rows of results, stride).
+    (d_h, d_v), (rows of queries, stride, factor, sinks of the group or 0), (rows of results,
+    stride).
     """
     most = tile_vectors(machine)
     # For as many queries as meet at once, and for a few.
@@ -116,7 +119,7 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
     def attend(
         which: tuple[int, int, int, int, int],
         sizes: tuple[int, int],
-        q: tuple[int, int, float],
+        q: tuple[int, int, float, int],
         window: int,
         cap: float,
         k: int,
@@ -195,7 +198,7 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
         which: tuple[int, int, int, int, int],
         d_head: int,
         wide_d: int,
-        q: tuple[int, int, float],
+        q: tuple[int, int, float, int],
         window: int,
         vectors: int,
         state: int,
@@ -204,7 +207,7 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
     ) -> int:
         # Returns how many tokens the last query reads.
         row, member, count, group, lengths = which
-        rows, stride, scale = q
+        rows, stride, scale, sinks = q
         step = _VECTOR * vectors
         lows, ends = whole_numbers(state + 3 * step), whole_numbers(state + 4 * step)
         kept, staged = floats(state), floats(stage)
@@ -218,6 +221,10 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
                 longest = word(lengths + 8 * row)
                 ends[i] = longest
                 lows[i] = max(0, longest - window) if window else 0
+                if sinks:
+                    # As of a token that was read before, and had no value.
+                    kept[i] = floats(sinks)[member] * _LOG2E
+                    kept[vectors * LANES + i] = np.float32(1)
                 filled = d_head
                 from_ = floats(rows + row * stride + member * d_head * 4)
                 for j in range(d_head):

@@ -1,10 +1,15 @@
 """What kernels share: how threads divide work, and memory as Numba's loops see it."""
 
+from typing import Any
+
 from llvmlite import ir
 from numba.core import types
 from numba.extending import register_jitable
 
 from armillary.engine.emit import F32, FLOATS, I32, I64, Emit, emitted
+
+Floats = Any
+"""What `floats` gives: float32 numbers to be indexed."""
 
 
 @register_jitable
@@ -33,6 +38,12 @@ def share_rows(rows: int, private: int, thread: int, threads: int) -> tuple[int,
 def word(e: Emit, address: ir.Value) -> ir.Value:
     """The 64-bit whole number at an address."""
     return e.load(I64, address)
+
+
+@emitted(types.void)
+def set_word(e: Emit, address: ir.Value, value: ir.Value) -> None:
+    """Write a 64-bit whole number at an address."""
+    e.store(value, address)
 
 
 @emitted(types.CPointer(types.float32))

@@ -45,8 +45,8 @@ def tanh(x: Float) -> Float:
     return _ONE - _TWO / (exp(_TWO * x) + _ONE)
 
 
-_SQRT_HALF, _SQRT_2_OVER_PI, _CUBIC = (
-    np.float32(x) for x in (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715)
+_SQRT_HALF, _SQRT_2_OVER_PI, _CUBIC, _QUICK = (
+    np.float32(x) for x in (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, 1.702)
 )
 
 
@@ -69,6 +69,12 @@ def gelu_tanh(x: Float) -> Float:
 
 
 @register_jitable
+def quick_gelu(x: Float) -> Float:
+    """x·σ(1.702·x)."""
+    return x * sigmoid(_QUICK * x)
+
+
+@register_jitable
 def relu(x: Float) -> Float:
     """max(x, 0)."""
     return max(x, np.float32(0))
@@ -84,6 +90,7 @@ ACTIVATIONS = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "relu": relu,
     "sigmoid": sigmoid,
     "identity": identity,

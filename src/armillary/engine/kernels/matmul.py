@@ -28,13 +28,7 @@ def matmul(form: Format, machine: Machine) -> Kernel:
     Rows are computed up to a whole tile, and columns up to a whole vector: `x` and `out` have
     memory for them.
     """
-    number = multiplied_as(form, machine)
-    per_word = 1 if number == "F32" else 2
-    at_once, most = tile_rows(machine), tile_vectors(machine)
-    multiply_many, multiply_few = (_tile(form, machine, vectors) for vectors in (most, 1))
-    fill = _fill(form, machine)
-    # One sum over all of a long row would lose digits that bfloat16 has not.
-    stretch = 64 if number == "F32" else 1 << 30
+    multiply = _multiply(form, machine)
 
     def matmul(
         thread: int,
@@ -56,8 +50,88 @@ def matmul(form: Format, machine: Machine) -> Kernel:
     ) -> None:
         # `order`: row i of W is stored row order[i]. `adds`: to what `out` holds.
         first, last = share(n, thread, threads)
+        mine = scratch + thread * scratch_bytes
+        multiply(
+            weights, row_bytes, order, n, k, first, last, x, x_stride, bias, out, out_stride, adds,
+            mine, rows,
+        )  # fmt: skip
+
+    return kernel(matmul, form.name, exact=True)
+
+
+def experts_matmul(form: Format, machine: Machine) -> Kernel:
+    """Products of the rows in each expert's slots with that expert's weights, all in one format.
+
+    What is computed behind an expert's last row lies in the slots of the next one, which the same
+    thread writes after it.
+    """
+    multiply = _multiply(form, machine)
+
+    def experts_matmul(
+        thread: int,
+        threads: int,
+        weights: Address,
+        row_bytes: Size,
+        order: Address,
+        n: Size,
+        k: Size,
+        x: Address,
+        x_stride: Size,
+        bias: Address,
+        out: Address,
+        out_stride: Size,
+        adds: Size,
+        scratch: Address,
+        scratch_bytes: Size,
+        starts: Address,
+        experts: Size,
+    ) -> None:
+        # `weights`, `order`: for each expert the address of what `matmul` has.
+        first, last = share(n, thread, threads)
+        mine = scratch + thread * scratch_bytes
+        for expert in range(experts):
+            begin, end = word(starts + 8 * expert), word(starts + 8 * expert + 8)
+            if begin < end:
+                place, ordered = word(weights + 8 * expert), word(order + 8 * expert)
+                own = bias + 4 * n * expert if bias else 0
+                xs, to = x + begin * x_stride, out + begin * out_stride
+                multiply(
+                    place, row_bytes, ordered, n, k, first, last, xs, x_stride, own, to, out_stride,
+                    adds, mine, end - begin,
+                )  # fmt: skip
+
+    return kernel(experts_matmul, form.name, exact=True)
+
+
+def _multiply(form: Format, machine: Machine) -> Any:
+    """All rows of activations times some rows of a matrix, in a thread's own memory."""
+    number = multiplied_as(form, machine)
+    per_word = 1 if number == "F32" else 2
+    at_once, most = tile_rows(machine), tile_vectors(machine)
+    multiply_many, multiply_few = (_tile(form, machine, vectors) for vectors in (most, 1))
+    fill = _fill(form, machine)
+    # One sum over all of a long row would lose digits that bfloat16 has not.
+    stretch = 64 if number == "F32" else 1 << 30
+
+    @register_jitable
+    def multiply(
+        weights: int,
+        row_bytes: int,
+        order: int,
+        n: int,
+        k: int,
+        first: int,
+        last: int,
+        x: int,
+        x_stride: int,
+        bias: int,
+        out: int,
+        out_stride: int,
+        adds: int,
+        starts: int,
+        rows: int,
+    ) -> None:
         count = (k + per_word - 1) // per_word
-        starts = scratch + thread * scratch_bytes
         zeros = starts + 4 * LANES * most
         stage = zeros + 4 * LANES * most
         panel = stage + 4 * LANES * PART
@@ -93,7 +167,7 @@ def matmul(form: Format, machine: Machine) -> Kernel:
                         multiply_few(xs, x_stride, ws, words, start, there, out_stride, more)
             first += vectors * LANES
 
-    return kernel(matmul, form.name, exact=True)
+    return multiply
 
 
 def _fill(form: Format, machine: Machine) -> Any:

@@ -15,7 +15,7 @@ from numba.core import types
 from armillary.engine.emit import F32, I64, Emit, emitted, vector
 from armillary.engine.formats import ROWS, Format
 from armillary.engine.kernel import Address, Kernel, Live, Size, kernel
-from armillary.engine.kernels.common import share
+from armillary.engine.kernels.common import share, word
 from armillary.engine.machine import Machine
 
 AHEAD = 2048
@@ -70,6 +70,59 @@ def product(form: Format, machine: Machine) -> Kernel:
 
     # What comes out of a row must not depend on how many others are computed with it.
     return kernel(product, form.name, exact=True)
+
+
+def experts_product(form: Format, machine: Machine) -> Kernel:
+    """Products of the rows in each expert's slots with that expert's weights, all in one format.
+
+    An expert has more than ROWS only as in `product`.
+    """
+    products = _products(form, machine)
+
+    def experts_product(
+        thread: int,
+        threads: int,
+        weights: Address,
+        row_bytes: Size,
+        order: Address,
+        n: Size,
+        k: Size,
+        x: Address,
+        x_stride: Size,
+        x_private: Size,
+        bias: Address,
+        out: Address,
+        out_stride: Size,
+        adds: Size,
+        scratch: Address,
+        scratch_bytes: Size,
+        starts: Address,
+        experts: Size,
+    ) -> None:
+        # `weights`, `order`: for each expert the address of what `product` has.
+        first, last = share(n, thread, threads)
+        x += thread * x_private
+        for expert in range(experts):
+            begin, end = word(starts + 8 * expert), word(starts + 8 * expert + 8)
+            if begin < end:
+                products(
+                    word(weights + 8 * expert),
+                    row_bytes,
+                    word(order + 8 * expert),
+                    first,
+                    last,
+                    x + begin * x_stride,
+                    x_stride,
+                    k,
+                    bias + 4 * n * expert if bias else 0,
+                    out + begin * out_stride,
+                    out_stride,
+                    adds,
+                    scratch + thread * scratch_bytes,
+                    end - begin,
+                )
+
+    return kernel(experts_product, form.name, exact=True)
 
 
 def _products(form: Format, machine: Machine) -> Any:

@@ -29,15 +29,16 @@ def pick() -> Kernel:
         thread: int,
         threads: int,
         x: Address,
-        stride: Size,
+        x_stride: Size,
         n: Size,
         numbers: Address,
         out: Address,
+        out_stride: Size,
         rows: Live,
     ) -> None:
         first, last = share_items(rows, thread, threads)
         for row in range(first, last):
-            a, b = floats(x + word(numbers + 8 * row) * stride), floats(out + row * stride)
+            a, b = floats(x + word(numbers + 8 * row) * x_stride), floats(out + row * out_stride)
             for i in range(n):
                 b[i] = a[i]
 
