@@ -174,9 +174,7 @@ def side_by_side(e: Emit, vectors: Sequence[ir.Value]) -> ir.Value:
     """Vectors, a power of two of them, as one."""
     while len(vectors) > 1:
         lanes = range(2 * vectors[0].type.count)
-        vectors = [
-            e.shuffle(a, b, lanes) for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
+        vectors = [e.shuffle(a, b, lanes) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
     return vectors[0]
 
 
