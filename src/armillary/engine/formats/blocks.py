@@ -79,9 +79,7 @@ class Blocks(Format):
         """See Format."""
         return lanes(machine)
 
-    def lay(
-        self, e: Emit, machine: Machine, weights: Sequence[ir.Value], k: ir.Value, panel: ir.Value
-    ) -> None:
+    def lay(self, e: Emit, weights: Sequence[ir.Value], k: ir.Value, panel: ir.Value) -> None:
         """See Format."""
         step = 4 * len(weights)
         with e.loop(e.div(k, self.block)) as group:

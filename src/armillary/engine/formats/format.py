@@ -60,9 +60,7 @@ class Format(ABC):
         be asked for.
         """
 
-    def lay(
-        self, e: Emit, machine: Machine, weights: Sequence[ir.Value], k: ir.Value, panel: ir.Value
-    ) -> None:
+    def lay(self, e: Emit, weights: Sequence[ir.Value], k: ir.Value, panel: ir.Value) -> None:
         """`together_laid` rows of k weights to the layout that `dots_laid` reads.
 
         It takes no more than the bytes of `tiling.panel_bytes`.

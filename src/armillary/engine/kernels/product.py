@@ -189,7 +189,7 @@ def _products(form: Format, machine: Machine) -> Any:
             put(few, begin, 0, rows)
 
         def meet_many(begin: ir.Value, places: list[ir.Value]) -> None:
-            form.lay(e, machine, places, k, panel)
+            form.lay(e, places, k, panel)
             with e.loop(e.div(e.add(rows, ROWS - 1), ROWS)) as part:
                 done = e.mul(part, ROWS)
                 rest, most = e.sub(rows, done), e.int(ROWS)
