@@ -27,9 +27,9 @@ class Blocks(Format):
     parts: ClassVar[int]
     """How many numbers, as d, belong to a block."""
 
-    def together(self, machine: Machine) -> int:
+    def together(self, machine: Machine, *, alone: bool) -> int:
         """See Format. Where a block is read in several loads, fewer rows come faster."""
-        del machine
+        del machine, alone
         return FEW_LANES
 
     @abstractmethod
@@ -153,9 +153,9 @@ class Nibbles(Blocks):
     """Bytes before the q."""
     offset: ClassVar[int] = 0
 
-    def together(self, machine: Machine) -> int:
-        """See Format."""
-        return lanes(machine)
+    def together(self, machine: Machine, *, alone: bool) -> int:
+        """See Format. A row alone waits for memory, which fewer streams read faster."""
+        return FEW_LANES if alone else lanes(machine)
 
     @abstractmethod
     def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:

@@ -32,8 +32,8 @@ class Format(ABC):
         return k // self.block * self.nbytes
 
     @abstractmethod
-    def together(self, machine: Machine) -> int:
-        """Rows of weights that meet activations at once."""
+    def together(self, machine: Machine, *, alone: bool) -> int:
+        """Rows of weights that meet some rows of activations, or a row `alone`, at once."""
 
     def together_laid(self, machine: Machine) -> int:
         """The same for rows of weights that are laid out first; 0 where none are."""

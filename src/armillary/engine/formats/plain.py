@@ -15,9 +15,9 @@ class _Plain(Format):
     block = 1
     activations = "float32"
 
-    def together(self, machine: Machine) -> int:
+    def together(self, machine: Machine, *, alone: bool) -> int:
         """See Format."""
-        del machine
+        del machine, alone
         return 2
 
     @abstractmethod

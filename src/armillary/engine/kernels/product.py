@@ -127,7 +127,8 @@ def experts_product(form: Format, machine: Machine) -> Kernel:
 
 def _products(form: Format, machine: Machine) -> Any:
     """The products of the rows of weights from one to another."""
-    few, laid = form.together(machine), form.together_laid(machine)
+    one, few = (form.together(machine, alone=alone) for alone in (True, False))
+    laid = form.together_laid(machine)
 
     @emitted(types.void)
     def products(
@@ -174,19 +175,30 @@ def _products(form: Format, machine: Machine) -> Any:
                 with b.if_else(whole) as (all_of_them, some):
                     with all_of_them:
                         finish(e.load(vector(F32, many), of_row), begin, to)
-                    with some, e.loop(left) as one:
-                        total = e.load(F32, e.add(of_row, e.mul(one, 4)))
-                        finish(total, e.add(begin, one), to)
+                    with some, e.loop(left) as lane:
+                        total = e.load(F32, e.add(of_row, e.mul(lane, 4)))
+                        finish(total, e.add(begin, lane), to)
 
         def sweep(many: int, meet: Callable[[ir.Value, list[ir.Value]], None]) -> None:
             with e.loop(e.div(e.add(e.sub(end, first), many - 1), many)) as index:
                 begin = e.add(first, e.mul(index, many))
-                meet(begin, [place(e.add(begin, one)) for one in range(many)])
+                meet(begin, [place(e.add(begin, lane)) for lane in range(many)])
 
         def meet_few(begin: ir.Value, places: list[ir.Value]) -> None:
-            ahead = e.add(places[0], e.add(e.mul(row_bytes, few), AHEAD))
+            many = len(places)
+            ahead = e.add(places[0], e.add(e.mul(row_bytes, many), AHEAD))
             form.dots(e, machine, places, ahead, x, stride, k, rows, totals)
-            put(few, begin, 0, rows)
+            put(many, begin, 0, rows)
+
+        def sweep_few() -> None:
+            if one == few:
+                sweep(few, meet_few)
+                return
+            with b.if_else(b.icmp_unsigned("==", rows, e.int(1))) as (is_one, are_several):
+                with is_one:
+                    sweep(one, meet_few)
+                with are_several:
+                    sweep(few, meet_few)
 
         def meet_many(begin: ir.Value, places: list[ir.Value]) -> None:
             form.lay(e, places, k, panel)
@@ -199,11 +211,11 @@ def _products(form: Format, machine: Machine) -> Any:
                 put(laid, begin, done, count)
 
         if not laid:
-            sweep(few, meet_few)
+            sweep_few()
             return
         with b.if_else(b.icmp_unsigned("<=", rows, e.int(ROWS))) as (is_few, is_many):
             with is_few:
-                sweep(few, meet_few)
+                sweep_few()
             with is_many:
                 sweep(laid, meet_many)
 
