@@ -59,14 +59,25 @@ def test_passes_follow_each_other(of: DecoderConfig, few: pytest.MonkeyPatch) ->
         np.testing.assert_allclose(in_chunks(decoder, ids, sizes), wanted, atol=2e-4)
 
 
-@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
-def test_weights_of_every_format(encoding: str, few: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16"])
+def test_weights_of_every_plain_format(encoding: str, few: pytest.MonkeyPatch) -> None:
     """Beside the same weights in float32: activations are rounded to bfloat16, or not at all."""
     ids = text(50)
     wanted = by_few(few, engine(WIDE, encoding=encoding, width="float32", threads=1), ids)
     gap = in_chunks(engine(WIDE, encoding=encoding, cache="F32", threads=1), ids, [50]) - wanted
     most = 1e-5 if encoding in {"F32", "F16"} else 0.04
     assert np.sqrt((gap**2).mean() / (wanted**2).mean()) < most
+
+
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1"])
+def test_quantised_weights_meet_what_they_meet_in_few_rows(
+    encoding: str, few: pytest.MonkeyPatch
+) -> None:
+    """Activations of int8. Attention adds up otherwise: now and then one is rounded elsewhere."""
+    ids = text(50)
+    wanted = by_few(few, engine(WIDE, encoding=encoding, cache="F32", threads=1), ids)
+    gap = in_chunks(engine(WIDE, encoding=encoding, cache="F32", threads=1), ids, [50]) - wanted
+    assert np.sqrt((gap**2).mean() / (wanted**2).mean()) < 0.005
 
 
 @pytest.mark.parametrize("name", ENGINE_VARIANTS)
