@@ -71,7 +71,7 @@ def _difference(name: str, one: StoredTensor, other: StoredTensor) -> WeightDiff
 
 
 def _norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    return np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    return np.asarray(np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64)))
 
 
 def _brought_to(rows: NDArray[np.float32], encoding: str) -> NDArray[np.float32]:
