@@ -17,6 +17,7 @@ Bytes = NDArray[np.uint8]
 SUPER = 256
 _GROUP, _SIXTEEN = 32, 16
 _LARGEST_SCALE = 63  # 6 bits
+_AT_ONCE = 128  # super-blocks, with all that a trial makes of them near the processor
 # How many steps the grid of a trial has more than the numbers' range needs.
 _WIDER = np.linspace(-1.0, 1.0, 17, dtype=np.float32)
 
@@ -29,21 +30,26 @@ def _inverse(x: Floats) -> Floats:
 
 
 def _sum(*factors: Floats) -> Floats:
-    """Sum of the products along the last axis, which stays: (N, 1)."""
+    """Sum of the products over a group, (N,)."""
     total = factors[0]
     for factor in factors[1:]:
         total = total * factor
-    return np.asarray(total.sum(-1, keepdims=True))
+    return np.asarray(total.sum(0))
+
+
+def _columns(x: Floats, size: int) -> Floats:
+    """Groups of `size` as columns, so that sums over them run along whole rows."""
+    return np.ascontiguousarray(x.reshape(-1, size).T)
 
 
 def _fit_affine(x: Floats, top: int) -> tuple[Floats, Floats]:
-    """Groups (N, 32) → d and m, (N, 1) each, at least 0: x ≈ d·q − m with q from 0 to `top`.
+    """Groups as columns, (32, N) → d and m, (N,) each, at least 0: x ≈ d·q − m with q from 0 to `top`.
 
     A number weighs its size and the group's root mean square: the large ones do most in a product.
     """
-    w = np.abs(x) + np.sqrt(np.mean(x * x, -1, keepdims=True))
-    least = np.minimum(x.min(-1, keepdims=True), np.float32(0))
-    extent = x.max(-1, keepdims=True) - least
+    w = np.abs(x) + np.sqrt(np.mean(x * x, 0))
+    least = np.minimum(x.min(0), np.float32(0))
+    extent = x.max(0) - least
     inverse = _inverse(extent)
     above, sum_w, sum_x = x - least, _sum(w), _sum(w, x)
     d, m = extent / np.float32(top), -least
@@ -71,9 +77,9 @@ def _fit_affine(x: Floats, top: int) -> tuple[Floats, Floats]:
 
 
 def _fit_symmetric(x: Floats) -> Floats:
-    """Groups (N, 16) → d, (N, 1), of either sign: x ≈ d·q with q from −32 to 31."""
+    """Groups as columns, (16, N) → d, (N,), of either sign: x ≈ d·q with q from −32 to 31."""
     w = x * x
-    largest = np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1)
+    largest = np.take_along_axis(x, np.abs(x).argmax(0)[None], 0)[0]
     inverse = _inverse(largest)
     best, d = np.full_like(largest, np.inf), np.zeros_like(largest)
     for wider in _WIDER:
@@ -111,8 +117,7 @@ def _pack_scales(scales: Bytes, mins: Bytes) -> Bytes:
 
 def _affine(x: Floats, top: int) -> tuple[list[Bytes], Bytes]:
     """Super-blocks (N, 256) → the head of their blocks, and q (N, 8, 32)."""
-    groups = x.reshape(-1, _GROUP)
-    d, m = (part.reshape(len(x), -1) for part in _fit_affine(groups, top))
+    d, m = (part.reshape(len(x), -1) for part in _fit_affine(_columns(x, _GROUP), top))
     (step, scales), (step_m, mins) = _in_six_bits(d), _in_six_bits(m)
     d, m = step.astype(np.float32) * scales, step_m.astype(np.float32) * mins
     q = np.rint((x.reshape(len(x), -1, _GROUP) + m[..., None]) * _inverse(d)[..., None])
@@ -138,7 +143,7 @@ def _q5_k(x: Floats) -> Bytes:
 
 
 def _q6_k(x: Floats) -> Bytes:
-    d = _fit_symmetric(x.reshape(-1, _SIXTEEN)).reshape(len(x), -1)
+    d = _fit_symmetric(_columns(x, _SIXTEEN)).reshape(len(x), -1)
     largest = np.take_along_axis(d, np.abs(d).argmax(-1, keepdims=True), -1)
     step = _half(largest / np.float32(-128))
     scales = np.clip(np.rint(d * _inverse(step.astype(np.float32))), -128, 127).astype(np.int8)
@@ -151,5 +156,11 @@ def _q6_k(x: Floats) -> Bytes:
     return np.concatenate([low, high, scales.view(np.uint8), step.view(np.uint8)], -1)
 
 
-K_TYPES: Mapping[str, Callable[[Floats], Bytes]] = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
-"""What makes super-blocks, (N, 256) float32, blocks of each type, (N, bytes)."""
+_MAKERS: Mapping[str, Callable[[Floats], Bytes]] = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+K_TYPES = tuple(_MAKERS)
+
+
+def k_blocks(numbers: Floats, encoding: str) -> Bytes:
+    """Numbers (N, 256) → blocks of one of `K_TYPES`, (N, bytes); all must fit half precision."""
+    some = range(0, len(numbers), _AT_ONCE)
+    return np.concatenate([_MAKERS[encoding](numbers[i : i + _AT_ONCE]) for i in some])

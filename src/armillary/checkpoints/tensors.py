@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.checkpoints.k_types import K_TYPES
+from armillary.checkpoints.k_types import K_TYPES, k_blocks
 from armillary.errors import CheckpointError
 
 # Elements handled at once: 1 MiB as float32, small beside any weight.
@@ -522,7 +522,7 @@ def _quantize(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
     if not numbers.size:
         return np.empty(0, dtype=np.uint8)
     if encoding in K_TYPES:
-        return K_TYPES[encoding](numbers.reshape(-1, elements)).reshape(-1)
+        return k_blocks(numbers.reshape(-1, elements), encoding).reshape(-1)
     import gguf
 
     # A block of subnormal numbers has a step of which there is no reciprocal, and scale 0.
