@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from armillary.checkpoints.k_types import K_TYPES
 from armillary.checkpoints.tensors import (
     QUANTIZED,
     StoredTensor,

@@ -43,6 +43,8 @@ K_FILE_TYPES = {"Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
 FLOAT32 = 1e-4
 # Of the logits' root mean square, from activations that llama.cpp rounds to 8 bits (bf16: to 8).
 ROUNDED = 5e-2
+# Of K types: there 256 activations share the scale that 32 do elsewhere.
+ROUNDED_FOR_K = 7e-2
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,8 @@ def model(
         rope_scaling=scaling,
         tie_head=tie_head,
     )
-    save_armillary(directory, config, to_write(build(config, std=0.2).float()), tokenizer)
+    std = 0.2 * (96 / d_model) ** 0.5  # so that sums over wider rows are as large
+    save_armillary(directory, config, to_write(build(config, std=std).float()), tokenizer)
     return open_checkpoint(directory)
 
 
@@ -206,10 +209,11 @@ def test_llama_cpp_reads_each_type_as_our_decoder_reads_it(tmp_path, tokenizer, 
     with llama_cpp_peer(path, WINDOW) as opened:
         found = theirs(opened, ids)
     size = np.sqrt(np.mean(expected**2))
-    assert np.sqrt(np.mean((found - expected) ** 2)) <= ROUNDED * size
+    rounded = ROUNDED_FOR_K if TARGETS[target] in K_TYPES else ROUNDED
+    assert np.sqrt(np.mean((found - expected) ** 2)) <= rounded * size
     for position in np.flatnonzero(found.argmax(-1) != expected.argmax(-1)):
         second, best = np.sort(expected[position])[-2:]
-        assert best - second <= 4 * ROUNDED * size
+        assert best - second <= 4 * rounded * size
 
 
 def test_greedy_tokens_of_the_written_file_are_ours(tmp_path, source):

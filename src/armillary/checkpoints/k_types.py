@@ -43,8 +43,9 @@ def _columns(x: Floats, size: int) -> Floats:
 
 
 def _fit_affine(x: Floats, top: int) -> tuple[Floats, Floats]:
-    """Groups as columns, (32, N) → d and m, (N,) each, at least 0: x ≈ d·q − m with q from 0 to `top`.
+    """Groups as columns, (32, N) → d and m, (N,) each, at least 0.
 
+    x ≈ d·q − m with q from 0 to `top`.
     A number weighs its size and the group's root mean square: the large ones do most in a product.
     """
     w = np.abs(x) + np.sqrt(np.mean(x * x, 0))
@@ -81,7 +82,8 @@ def _fit_symmetric(x: Floats) -> Floats:
     w = x * x
     largest = np.take_along_axis(x, np.abs(x).argmax(0)[None], 0)[0]
     inverse = _inverse(largest)
-    best, d = np.full_like(largest, np.inf), np.zeros_like(largest)
+    best: Floats = np.full_like(largest, np.inf)
+    d: Floats = np.zeros_like(largest)
     for wider in _WIDER:
         q = np.clip(np.rint(x * ((wider - 32) * inverse)), -32, 31)
         slope = _sum(w, q, x) * _inverse(_sum(w, q, q))
@@ -128,7 +130,7 @@ def _affine(x: Floats, top: int) -> tuple[list[Bytes], Bytes]:
 def _nibbles(q: Bytes) -> Bytes:
     """(N, 8, 32) → (N, 128): of each two groups the first in the low halves."""
     low = q & 15
-    return (low[:, ::2] | low[:, 1::2] << 4).reshape(len(q), -1)
+    return np.asarray((low[:, ::2] | low[:, 1::2] << 4).reshape(len(q), -1), np.uint8)
 
 
 def _q4_k(x: Floats) -> Bytes:

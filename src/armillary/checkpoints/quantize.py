@@ -35,8 +35,9 @@ def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str
     """The encoding for each parameter when matrices are brought to `target`, and notices.
 
     Vectors and tables of positions are F32. Matrices whose rows are no whole count of super-blocks
-    have the blocks of 32 that llama.cpp takes then; where these do not fit either they are F16. The matrix that gives the logits (the head, or the embedding when tied to it) has 8 bits
-    where `target` has 4.
+    have the blocks of 32 that llama.cpp takes then; where these do not fit either they are F16.
+    The matrix that gives the logits (the head, or the embedding when tied to it) has 8 bits where
+    `target` has 4 or 5.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     logits = "embedding.weight" if config.tie_head else "head.weight"

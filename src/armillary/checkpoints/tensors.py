@@ -497,8 +497,8 @@ def encode(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
     """Return float32 numbers as the bytes of a plain encoding or of one of `QUANTIZED`.
 
     Plain numbers are rounded to nearest even; blocks, which run along the last dimension, are
-    those of ggml's reference quantisers (of the K types our own). Raises ValueError for another encoding, and for rows that
-    are no whole count of blocks.
+    those of ggml's reference quantisers (of the K types our own). Raises ValueError for another
+    encoding, and for rows that are no whole count of blocks.
     """
     numbers = np.ascontiguousarray(numbers, dtype=np.float32)
     if encoding == "BF16":

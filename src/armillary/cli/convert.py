@@ -49,8 +49,8 @@ def convert(
         typer.Option(
             metavar="TYPE",
             help="Number type of the weights: float32, float16, bfloat16, float64; also q8_0, "
-            "q6_k, q5_k, q4_k, q5_1, q5_0, q4_1, q4_0 where the format holds blocks. As stored when "
-            "not given.",
+            "q6_k, q5_k, q4_k, q5_1, q5_0, q4_1, q4_0 where the format holds blocks. As stored "
+            "when not given.",
             show_default=False,
         ),
     ] = None,
