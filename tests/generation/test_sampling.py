@@ -178,6 +178,23 @@ def test_no_draw_picks_an_impossible_token(logits, draw):
     assert given[choose(given, SamplingConfig(), draw)] > -INF
 
 
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
+def test_of_many_tokens_the_draw_picks_the_first_that_passes_it(size):
+    """With a draw inside each token's share, and where long stretches are impossible."""
+    random = np.random.default_rng(size)
+    weights = random.random(size) * (random.random(size) < 0.3)
+    weights[size // 2] = 1.0
+    with np.errstate(divide="ignore"):
+        logits = np.log(weights)
+    ends = np.cumsum(weights) / weights.sum()
+    inside = np.concatenate([ends - weights / weights.sum() / 2, [0.0, 1 - 2**-53]])
+    possible = np.flatnonzero(weights)
+    expected = [*np.arange(size), possible[0], possible[-1]]
+    for draw, place in zip(inside, expected, strict=True):
+        if weights[place]:
+            assert choose(logits, SamplingConfig(), draw) == place
+
+
 def test_draws_follow_the_distribution():
     """Chi-square with 3 degrees of freedom; 16.27 is exceeded once in a thousand seeds."""
     random, n = generator(5), 6000

@@ -33,7 +33,7 @@ PENALTY_RANGE = (0.01, 100.0)
 MAX_LOGPROBS = 20
 
 _GROUP = 64
-"""Logits of which only the greatest is looked at first."""
+"""Tokens of which only the greatest logit, or the sum of the weights, is looked at first."""
 _BIN_BITS = 52 - 7
 """The last bits of a float64, which weights in a bin may differ in: they agree to 1 in 128."""
 
@@ -227,11 +227,27 @@ def choose(
         if value != without:
             kept.append(step(weights, value))
             weights = weights[kept[-1]]
-    cumulative = np.cumsum(weights)  # summed in order, so that it never falls
-    place = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
+    place = _drawn(weights, draw)
     for places in reversed(kept):
         place = int(places[place])
     return place
+
+
+def _drawn(weights: Weights, draw: float) -> int:
+    """The place at which the sum of the weights up to it is first above `draw` of the whole.
+
+    Summed by groups, then within one: each sum of a long row waits for the one before it.
+    """
+    whole = len(weights) // _GROUP * _GROUP
+    groups = weights[:whole].reshape(-1, _GROUP).sum(axis=1)
+    ends = np.cumsum(np.append(groups, weights[whole:].sum()))
+    wanted = min(draw * ends[-1], np.nextafter(ends[-1], 0))
+    group = int(np.searchsorted(ends, wanted, side="right"))
+    start, before = group * _GROUP, ends[group - 1] if group else 0.0
+    own = weights[start : start + _GROUP]
+    place = int(np.searchsorted(before + np.cumsum(own), wanted, side="right"))
+    # Summed in another order a group may end a rounding before what is wanted.
+    return start + min(place, int(np.flatnonzero(own)[-1]))
 
 
 def _greatest(values: NDArray[np.floating[Any]], count: int, last: float) -> Places:
