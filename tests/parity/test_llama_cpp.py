@@ -3,8 +3,8 @@
 llama.cpp rounds activations to 8 bits before it multiplies them with quantised weights. A number
 near the edge of a step falls on either side by the order of a sum, and over 30 layers that is more
 than a unit in a logit: so far is llama.cpp, with a text at once, from itself with its tokens one
-by one. No reader can be nearer to it than that. On the same weights written out as float32 it
-computes in float32, and there every logit is compared, and every token of greedy texts.
+by one. Nothing that sums in another order is nearer to it. On the same weights written out as
+float32 it computes in float32, and there every logit is compared, and every token of greedy texts.
 """
 
 import statistics
@@ -175,7 +175,7 @@ def test_logits_of_the_quantised_file(ours, text, quantised_peer):
 def test_llama_cpp_is_as_far_from_itself_on_the_quantised_file_as_from_us(
     ours, text, quantised_peer
 ):
-    """Why no bound on its single logits can be tighter: nor is it within what was promised."""
+    """Why its single logits are not bounded here: it is not within what was promised either."""
     at_once = peer_logits(quantised_peer, text)
     quantised_peer.reset()
     for token in text:

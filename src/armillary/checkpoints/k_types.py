@@ -60,10 +60,8 @@ def _fit_affine(x: Floats, top: int) -> tuple[Floats, Floats]:
         q = np.clip(np.rint(above * ((top + wider) * inverse)), 0, top)
         weighted = w * q
         sum_q, sum_qq, sum_qx = _sum(weighted), _sum(weighted, q), _sum(weighted, x)
-        determinant = sum_w * sum_qq - sum_q * sum_q
-        # Nothing but rounding where all q are one: no line is the best then.
-        told_apart = determinant > np.float32(1e-5) * sum_w * sum_qq
-        over = _inverse(determinant)
+        # Where all q are one this is rounding, and so is the line; its error says so.
+        over = _inverse(sum_w * sum_qq - sum_q * sum_q)
         slope = (sum_w * sum_qx - sum_q * sum_x) * over
         offset = (sum_q * sum_qx - sum_qq * sum_x) * over
         through_zero = offset < 0
@@ -71,7 +69,7 @@ def _fit_affine(x: Floats, top: int) -> tuple[Floats, Floats]:
         offset = np.where(through_zero, np.float32(0), offset)
         off = slope * q - offset - x
         error = _sum(w, off, off)
-        better = (error < best) & (slope >= 0) & told_apart
+        better = (error < best) & (slope >= 0)
         best = np.where(better, error, best)
         d, m = np.where(better, slope, d), np.where(better, offset, m)
     return d, m
