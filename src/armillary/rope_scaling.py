@@ -305,6 +305,11 @@ class YaRN(_OneRegime):
             )
         return _yarn_growth(self.factor, 1.0)
 
+    def score_factor(self) -> float:
+        """What DeepSeek multiplies scores by: the square of what `mscale_all_dim` makes of s."""
+        growth = _yarn_growth(self.factor, self.mscale_all_dim or 0.0)
+        return growth * growth
+
     def to_huggingface(self, base: float, d_rotary: int) -> dict[str, object]:
         """`yarn`; entries that are not set are left out."""
         del d_rotary

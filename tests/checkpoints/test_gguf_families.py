@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from armillary.checkpoints.checkpoint import Checkpoint
@@ -18,7 +19,7 @@ from armillary.checkpoints.gguf import read_gguf
 from armillary.checkpoints.gguf_write import gguf_family_for, write_gguf
 from armillary.checkpoints.huggingface import family_for, read_huggingface
 from armillary.errors import ConfigError, UserError
-from support.peer_families import CASES, LLAMA3, PEERS, WITHOUT_KERNELS, build_peer
+from support.peer_families import BOUNDS_WITHIN, CASES, GGUF_ONLY, LLAMA3, PEERS, YARN, build_peer
 from support.peer_llama import save_peer
 
 pytestmark = pytest.mark.peer
@@ -53,6 +54,9 @@ REFUSED = {
     ("gpt_neox", "tied head"): HEAD,
     ("gpt2", "width of its own"): 'feedforward.activation "relu"',
     ("falcon", "sequential"): BIAS,
+    ("gpt-oss", "no biases, other windows"): "qkv_bias false",
+    ("deepseek-v3", "queries direct, biases"): r"parameter layers\.0\.attention\.kv_down\.bias",
+    ("deepseek-v3", "halves"): "interleaved rotation and no other",
 }
 WITHOUT = [case for case in CASES if FAMILY[case[0]].gguf is None]
 """Of families that are read from and written to directories alone."""
@@ -61,7 +65,7 @@ EXPRESSIBLE = [case for case in CASES if case not in REFUSED and case not in WIT
 
 def checkpoint_of(name: str, variant: str, directory: Path, **entries: Any) -> Checkpoint:
     """A model of transformers in float32, as we read it."""
-    peer = build_peer(name, variant, **entries).to(torch.float32)
+    peer = build_peer(name, variant, **GGUF_ONLY.get(name, {}) | entries).to(torch.float32)
     return read_huggingface(save_peer(peer, directory))
 
 
@@ -168,7 +172,82 @@ def test_the_kinds_of_numbers_are_those_that_readers_ask_for(tmp_path):
     assert fields["granite.residual_scale"].contents() == scale
 
 
+@pytest.mark.parametrize(
+    ("name", "entries", "message"),
+    [
+        ("gpt-oss", {"swiglu_limit": 1.5}, r"expert\.limit 1\.5"),
+        ("gpt-oss", {"tie_word_embeddings": True}, HEAD),
+        ("gpt-oss", {"layer_types": ["full_attention"] * 3}, "'attention.sliding_window' is miss"),
+        ("gpt-oss", {"rope_parameters": BOUNDS_WITHIN | {"truncate": True}}, "rotation, layer 0"),
+        ("deepseek-v3", {"rms_norm_eps": 1e-3}, r"latent\.norm\.eps 1e-06"),
+        ("deepseek-v3", {"topk_group": 4}, "no groups of experts that are all open"),
+        ("deepseek-v3", {"num_hidden_layers": 26}, "of 26 layers to have no q_rank"),
+        (
+            "deepseek-v3",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}},
+            "linear, under which llama.cpp scales scores",
+        ),
+    ],
+)
+def test_what_is_a_number_in_llama_cpp_must_be_that_number(tmp_path, name, entries, message):
+    before = checkpoint_of(name, "plain", tmp_path / "a", **entries)
+    with pytest.raises(ConfigError, match=message) as caught:
+        written(before, tmp_path / "m.gguf", name)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_that_llama_cpp_rounds_the_bounds_of_gpt_oss_is_noticed(tmp_path):
+    """Released models have bounds that are not whole; the file comes back as the model is."""
+    before = checkpoint_of("gpt-oss", "bounds within", tmp_path / "a")
+    notices = written(before, tmp_path / "m.gguf", "gpt-oss")
+    assert any("rounds yarn's bounds to whole pairs" in notice for notice in notices)
+    after = read_gguf(tmp_path / "m.gguf")
+    assert after.config == before.config
+
+
+def test_gates_and_ups_of_gpt_oss_lie_apart(tmp_path):
+    """In a directory they lie in turn, with rows for columns."""
+    before = checkpoint_of("gpt-oss", "plain", tmp_path / "a")
+    written(before, tmp_path / "m.gguf", "gpt-oss")
+    theirs = safetensors.numpy.load_file(tmp_path / "a" / "model.safetensors")
+    found = {each.name: each.data for each in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    both = theirs["model.layers.1.mlp.experts.gate_up_proj"]
+    biases = theirs["model.layers.1.mlp.experts.gate_up_proj_bias"]
+    for first, name in enumerate(("gate", "up")):
+        turned = both[:, :, first::2].swapaxes(1, 2)
+        np.testing.assert_array_equal(found[f"blk.1.ffn_{name}_exps.weight"], turned)
+        np.testing.assert_array_equal(found[f"blk.1.ffn_{name}_exps.bias"], biases[:, first::2])
+
+
+def test_keys_of_deepseek_are_turned_and_values_are_not(tmp_path):
+    """6 heads of 6 channels that do not turn and of values of 8, out of 12 (cases.md 82)."""
+    before = checkpoint_of("deepseek-v3", "plain", tmp_path / "a")
+    written(before, tmp_path / "m.gguf", "deepseek-v3")
+    ours = before.tensors["layers.2.attention.kv_up.weight"].to_float32().reshape(6, 14, 12)
+    found = {each.name: each.data for each in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    np.testing.assert_array_equal(found["blk.2.attn_k_b.weight"], ours[:, :6].swapaxes(1, 2))
+    np.testing.assert_array_equal(found["blk.2.attn_v_b.weight"], ours[:, 6:])
+
+
+@pytest.mark.parametrize("all_dim", [None, 0.707, 1.0])
+@pytest.mark.parametrize("mscale", [None, 0.707, 1.0])
+def test_the_factors_of_deepseek_come_back_from_two_keys(tmp_path, mscale, all_dim):
+    """Of rotation and of scores, for those of released models and for others (cases.md 37)."""
+    given = {"mscale": mscale, "mscale_all_dim": all_dim}
+    rope = {**YARN, **{key: value for key, value in given.items() if value is not None}}
+    before = checkpoint_of("deepseek-v3", "plain", tmp_path / "a", rope_parameters=rope)
+    written(before, tmp_path / "m.gguf", "deepseek-v3")
+    after = read_gguf(tmp_path / "m.gguf").config.layers[0].attention
+    ours = before.config.layers[0].attention
+    assert after.score_scale == pytest.approx(ours.score_scale, rel=1e-6)
+    assert after.rotary.scaling.attention_factor() == pytest.approx(
+        ours.rotary.scaling.attention_factor(), rel=1e-6
+    )
+    if mscale == all_dim:
+        assert after == ours
+
+
 def test_every_family_with_an_architecture_is_tried():
     without = {name for name, _ in WITHOUT}
-    assert without == set(WITHOUT_KERNELS)
     assert {name for name, _ in EXPRESSIBLE} == set(PEERS) - without

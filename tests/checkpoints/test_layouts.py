@@ -9,6 +9,7 @@ from armillary.checkpoints.layouts import (
     Groups,
     HeadRows,
     Interleaved,
+    KeysAndValues,
     Layout,
     Numbered,
     Place,
@@ -23,7 +24,7 @@ from armillary.checkpoints.layouts import (
 )
 from armillary.checkpoints.parameters import parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, encode
-from armillary.config import LayerConfig, NormConfig
+from armillary.config import LatentConfig, LayerConfig, NormConfig
 from armillary.errors import CheckpointError
 from support.models import config, layer
 
@@ -31,6 +32,12 @@ QKV = tuple(f"layers.{{i}}.attention.{name}.weight" for name in "qkv")
 Q_NORM = ("layers.{i}.attention.q_norm.weight",)
 OWN_NORMS = layer(attention={"qk_norm": NormConfig(), "qk_norm_over": "head_own_weights"})
 LAYER = layer()
+# 6 heads with keys of 6 channels that do not turn and values of 8, out of 12.
+LATENT = layer(
+    attention={"n_kv_heads": 6, "latent": LatentConfig(kv_rank=12, d_rope=4, d_value=8)},
+    rotary={"d_rotary": 4},
+)
+KV_UP = ("layers.{i}.attention.kv_up.weight",)
 SHAPES = [(60, 40), (20, 40), (20, 40)]
 RNG = np.random.default_rng(0)
 
@@ -83,6 +90,7 @@ CASES: dict[str, tuple[Layout, list[tuple[int, ...]], LayerConfig]] = {
     "head rows": (HeadRows("x", Q_NORM), [(60,)], OWN_NORMS),
     "numbered": (Numbered("x.{n}", Q_NORM, "attention.n_heads"), [(60,)], OWN_NORMS),
     "together": (Together(("x", "y"), QKV[1:]), SHAPES[1:], LAYER),
+    "keys and values": (KeysAndValues("x", "y", KV_UP), [(84, 12)], LATENT),
 }
 
 
@@ -158,6 +166,44 @@ def test_a_turned_matrix_of_blocks_is_refused():
     place = Place(Same("x", ("y",)), {"y": (32, 64)}, {"x": (64, 32)}, LAYER)
     with pytest.raises(CheckpointError, match="rows for columns in Q8_0; only plain numbers"):
         Transposed(Same("x", ("y",))).read([tensor], place)
+
+
+def in_two_stacks(width: int) -> tuple[KeysAndValues, Place]:
+    layout = KeysAndValues("x", "y", KV_UP)
+    return layout, Place(
+        layout, {KV_UP[0]: (84, width)}, {"x": (6, width, 6), "y": (6, 8, width)}, LATENT
+    )
+
+
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16"])
+def test_keys_and_values_are_read_by_any_rows(encoding):
+    """Head by head the rows of its keys, then those of its values."""
+    layout, place = in_two_stacks(12)
+    keys, values = RNG.normal(size=(6, 12, 6)), RNG.normal(size=(6, 8, 12))
+    found = [stored(*each, encoding) for each in (("x", keys), ("y", values))]
+    (ours,) = layout.read(found, place)
+    turned = found[0].to_float32().swapaxes(1, 2)
+    expected = np.concatenate([turned, found[1].to_float32()], axis=1).reshape(84, 12)
+    assert ours.encoding == encoding
+    np.testing.assert_array_equal(ours.to_float32(), expected)
+    np.testing.assert_array_equal(ours.rows(4, 31), expected[4:31])
+    order = np.array([83, 0, 13, 14])
+    np.testing.assert_array_equal(ours.taking_rows(order).to_float32(), expected[order])
+
+
+def test_keys_in_blocks_are_written_in_float32_and_values_as_they_are():
+    """Blocks run along a row, which turning would break."""
+    layout, place = in_two_stacks(32)
+    tensor = stored("w", RNG.normal(size=(84, 32)).astype("f4"), "Q8_0")
+    wanted = TensorToWrite("w", "Q8_0", (84, 32), tensor.encoded("Q8_0"))
+    theirs = layout.write([wanted], place)
+    assert [each.encoding for each in theirs] == ["F32", "Q8_0"]
+    found = [
+        StoredTensor(each.name, each.shape, each.encoding, np.concatenate(list(each.chunks)), "f")
+        for each in theirs
+    ]
+    (back,) = layout.read(found, place)
+    np.testing.assert_array_equal(back.to_float32(), tensor.to_float32())
 
 
 def test_numbered_tensors_are_one_after_the_other():

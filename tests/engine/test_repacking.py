@@ -8,7 +8,7 @@ from armillary.checkpoints.tensors import StoredTensor
 from armillary.engine import repacking
 from armillary.engine.formats.affine import A4
 
-TYPES = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1"]
+TYPES = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "MXFP4"]
 
 
 def stored(encoding, rows=6, width=512):
@@ -17,10 +17,14 @@ def stored(encoding, rows=6, width=512):
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(3)
     blocks = random.integers(0, 256, (rows * width // elements, size), dtype=np.uint8)
-    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q5_0": (0,)}.get(encoding, (0, 2))
+    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q5_0": (0,), "MXFP4": ()}.get(
+        encoding, (0, 2)
+    )
     for place in places:
         halves = random.normal(0, 0.1, len(blocks)).astype("<f2")
         blocks[:, place : place + 2] = halves[:, None].view(np.uint8)
+    if encoding == "MXFP4":
+        blocks[:, 0] = random.integers(118, 130, len(blocks))
     data = blocks.reshape(-1)
     return StoredTensor("w", (rows, width), encoding, data, "test"), gguf.quants.dequantize(
         blocks.reshape(rows, -1), kind

@@ -13,7 +13,7 @@ import torch
 from armillary.checkpoints.families import FAMILIES
 from armillary.checkpoints.families.family import put
 from armillary.checkpoints.huggingface import read_huggingface
-from armillary.checkpoints.layouts import Groups, Layout, Rows, Same, Together, read_tensors
+from armillary.checkpoints.layouts import Groups, Layout, Rows, Same, Together, Turned, read_tensors
 from armillary.checkpoints.parameters import parameter_shapes
 from armillary.checkpoints.safetensors import read_sharded
 from armillary.checkpoints.tensors import StoredTensor
@@ -65,8 +65,14 @@ def square_not_turned(layout: Layout) -> Layout:
     return Same("transformer.h.{i}.attn.c_proj.weight", layout.ours) if turned else layout
 
 
+def columns_swapped(layout: Layout) -> Layout:
+    is_pair = isinstance(layout, Turned) and len(layout.ours) == 2
+    return replace(layout, ours=layout.ours[::-1]) if is_pair else layout
+
+
 ROTARY = "layers.*.attention.rotary"
 WINDOWS = "layers.*.attention.window"
+EXPERT, ROUTER = "layers.*.feedforward.expert", "layers.*.feedforward.router"
 FAULTS: dict[str, Fault] = {
     "llama: llama3 is passed over": Fault(
         "llama", "llama3", {f"{ROTARY}.scaling": {"kind": "default"}}
@@ -201,6 +207,41 @@ FAULTS: dict[str, Fault] = {
         "one kv head, one norm",
         {"layers.*.residual": "sequential"},
         renames={"+.norm1": ".norm2"},
+    ),
+    "gpt-oss: no sinks": Fault("gpt-oss", "plain", {"layers.*.attention.sinks": False}),
+    "gpt-oss: gates are not bounded": Fault("gpt-oss", "plain", {f"{EXPERT}.limit": None}),
+    "gpt-oss: gates by SiLU": Fault("gpt-oss", "plain", {f"{EXPERT}.activation": "silu"}),
+    "gpt-oss: nothing added to up": Fault("gpt-oss", "plain", {f"{EXPERT}.up_offset": 0.0}),
+    "gpt-oss: gate and up exchanged": Fault("gpt-oss", "plain", layout=columns_swapped),
+    "gpt-oss: probabilities of all experts": Fault(
+        "gpt-oss", "plain", {f"{ROUTER}.normalise": False}
+    ),
+    "gpt-oss: no bias of the router": Fault("gpt-oss", "plain", {f"{ROUTER}.bias": False}),
+    "gpt-oss: windows in the other layers": Fault("gpt-oss", "plain", {WINDOWS: [None, 7, None]}),
+    "gpt-oss: bounds of yarn are rounded": Fault(
+        "gpt-oss", "bounds within", {f"{ROTARY}.scaling.truncate": True}
+    ),
+    "deepseek-v3: half-split": Fault("deepseek-v3", "plain", {f"{ROTARY}.layout": "half_split"}),
+    "deepseek-v3: interleaved": Fault("deepseek-v3", "halves", {f"{ROTARY}.layout": "interleaved"}),
+    "deepseek-v3: scores by the head's width": Fault(
+        "deepseek-v3", "scaled softmax", {"layers.*.attention.scale": None}
+    ),
+    "deepseek-v3: softmax": Fault("deepseek-v3", "plain", {f"{ROUTER}.score": "softmax"}),
+    "deepseek-v3: choosing by the scores alone": Fault(
+        "deepseek-v3", "plain", {f"{ROUTER}.selection_bias": False}
+    ),
+    "deepseek-v3: choosing from all groups": Fault(
+        "deepseek-v3", "plain", {f"{ROUTER}.top_groups": 4}
+    ),
+    "deepseek-v3: experts count by their scores": Fault(
+        "deepseek-v3", "plain", {f"{ROUTER}.normalise": False}
+    ),
+    "deepseek-v3: experts are not scaled": Fault("deepseek-v3", "plain", {f"{ROUTER}.scale": 1.0}),
+    "deepseek-v3: no shared experts": Fault(
+        "deepseek-v3", "halves", {"layers.*.feedforward.shared": None}
+    ),
+    "deepseek-v3: epsilon of the layers in the latent vectors": Fault(
+        "deepseek-v3", "plain", {"layers.*.attention.latent.norm.eps": 1e-1}
     ),
 }
 

@@ -3,14 +3,17 @@
 In float32, where llama.cpp computes in float32: a difference is a fault and no rounding.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
 from armillary.checkpoints import Checkpoint, open_checkpoint, save_armillary
+from armillary.checkpoints.families.family import put
 from armillary.config import DecoderConfig
 from armillary.conversion.convert import convert
 from armillary.errors import UserError
@@ -19,9 +22,10 @@ from armillary.parts.rotary import varies_with_length
 from armillary.rope_scaling import AnyRopeScaling, Llama3, PositionInterpolation, YaRN
 from armillary.weights import build_filled, to_write
 from support.downloads import smollm2_gguf
-from support.llama_cpp_peer import llama_cpp_peer
+from support.llama_cpp_peer import llama_cpp_peer, logits_of
 from support.models import build
-from support.peer_families import CASES, LENGTH, PEERS, SLIDING, build_peer
+from support.mxfp4_files import published
+from support.peer_families import CASES, LENGTH, SLIDING, YARN, as_gguf_can_say, build_peer
 from support.peer_families import WINDOW as WINDOW_OF_RULES
 from support.peer_llama import save_peer
 from support.tiny_model import tiny_tokenizer
@@ -29,14 +33,9 @@ from support.tiny_model import tiny_tokenizer
 pytestmark = pytest.mark.llamacpp
 
 CLOSE = 2e-3
+ROUNDED = 0.1
 WINDOW, ORIGINAL = 128, 64
 GREEDY = 32
-
-
-def theirs(opened: Any, ids: list[int]) -> np.ndarray:
-    opened.reset()
-    opened.eval(ids)
-    return np.array(opened.scores[: len(ids)])
 
 
 def greedy(opened: Any, ids: list[int]) -> list[int]:
@@ -58,7 +57,7 @@ def compare(
     prompt = ids[:5]
     with torch.no_grad(), llama_cpp_peer(path, len(ids) + GREEDY) as opened:
         ours = decoder(torch.tensor([ids]))[0].numpy()
-        found = theirs(opened, ids)
+        found = logits_of(opened, ids)
         assert np.abs(found[at] - ours[at]).max() <= CLOSE
         if text:
             continued = list(prompt)
@@ -123,13 +122,9 @@ RUNS = {
         "all kv heads",
         "own head",
     ),
+    "gpt-oss": ("plain", "rounded", "bounds within"),
+    "deepseek-v3": ("plain", "scaled softmax"),
 }
-
-
-def as_gguf_can_say(name: str, variant: str) -> dict[str, Any]:
-    """Entries of a peer in place of YaRN's beta, of which llama.cpp knows one value only."""
-    rope = PEERS[name].variants[variant].get("rope_parameters", {})
-    return {"rope_parameters": {**rope, "beta_fast": 32.0}} if "beta_fast" in rope else {}
 
 
 def gelu_of_a_table(z: torch.Tensor) -> torch.Tensor:
@@ -165,8 +160,121 @@ def test_a_tiny_model_of_each_family_runs_as_ours_or_is_refused(
     varies = before.config.layers[0].attention.rotary and varies_with_length(
         before.config.layers[0].attention.rotary.scaling
     )
+    if (name, variant) == ("gpt-oss", "bounds within"):  # which llama.cpp rounds
+        before = changed(before, "layers.*.attention.rotary.scaling.truncate", True)
     at = [0, SLIDING - 1] if passed_over else [0, WINDOW_OF_RULES - 1, LENGTH - 1]
     compare(before, path, ids, at, text=not passed_over and not varies)
+
+
+def converted(directory: Path, peer: Any) -> tuple[Checkpoint, Path]:
+    """A tiny model of transformers with a tokenizer, as we read it and as a GGUF file."""
+    before = open_checkpoint(save_peer(peer, directory / "m"))
+    tokenizer = tiny_tokenizer(directory / "t")
+    before = replace(before, tokenizer=tokenizer)
+    return before, convert(before, directory / "m.gguf", "gguf").path
+
+
+def built(directory: Path, name: str, variant: str, **entries: Any) -> Any:
+    """A tiny model with as many tokens as the tokenizer, in numbers that GGUF can say."""
+    size = tiny_tokenizer(directory / "t").vocab_size
+    return build_peer(name, variant, vocab_size=size, **as_gguf_can_say(name, variant) | entries)
+
+
+def changed(checkpoint: Checkpoint, path: str, value: object) -> Checkpoint:
+    """Another entry in the configuration."""
+    entries = checkpoint.config.to_dict()
+    put(entries, (path,), value)
+    return replace(checkpoint, config=DecoderConfig.from_dict(entries))
+
+
+def text_of(checkpoint: Checkpoint) -> list[int]:
+    size = checkpoint.config.vocab_size
+    return [int(each) for each in np.random.default_rng(0).integers(3, size, LENGTH)]
+
+
+ENDS = [0, WINDOW_OF_RULES - 1, LENGTH - 1]
+
+
+@pytest.mark.peer
+def test_gates_of_gpt_oss_are_bounded_where_llama_cpp_bounds_them(tmp_path):
+    """With weights so large that the bounds matter."""
+    peer = built(tmp_path, "gpt-oss", "plain")
+    for name, parameter in peer.named_parameters():
+        if name.endswith("gate_up_proj"):
+            parameter.data *= 6
+    before, path = converted(tmp_path, peer)
+    compare(before, path, text_of(before), ENDS)
+    unbounded = changed(before, "layers.*.feedforward.expert.limit", None)
+    with pytest.raises(AssertionError):
+        compare(unbounded, path, text_of(before), ENDS)
+
+
+@pytest.mark.peer
+def test_llama_cpp_rounds_the_bounds_of_yarn_in_gpt_oss(tmp_path):
+    """`ggml_rope_yarn_corr_dims` does it whatever the model; a notice of convert says so."""
+    before, path = converted(tmp_path, built(tmp_path, "gpt-oss", "bounds within"))
+    with pytest.raises(AssertionError):
+        compare(before, path, text_of(before), ENDS)
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"rope_parameters": {**YARN, "beta_fast": 32.0}},
+        {"rope_parameters": {**YARN, "beta_fast": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        {"q_lora_rank": None, "norm_topk_prob": False, "n_group": 1, "topk_group": 1},
+        {"first_k_dense_replace": 0, "n_shared_experts": 2},
+    ],
+)
+def test_deepseek_runs_as_ours_whatever_its_factors_and_experts(tmp_path, entries):
+    before, path = converted(tmp_path, built(tmp_path, "deepseek-v3", "plain", **entries))
+    compare(before, path, text_of(before), ENDS)
+
+
+@pytest.mark.peer
+def test_deepseek_with_a_softmax_runs_as_ours(tmp_path):
+    """As version 2 is: no biases of selection, probabilities as they are."""
+    peer = built(tmp_path, "deepseek-v3", "plain", norm_topk_prob=False, first_k_dense_replace=0)
+    third = open_checkpoint(save_peer(peer, tmp_path / "three"))
+    second = changed(third, "layers.*.feedforward.router.score", "softmax")
+    second = changed(second, "layers.*.feedforward.router.selection_bias", False)
+    kept = {name: each for name, each in third.tensors.items() if "selection" not in name}
+    before = replace(second, tensors=kept, tokenizer=tiny_tokenizer(tmp_path / "t"))
+    path = convert(before, tmp_path / "m.gguf", "gguf").path
+    compare(before, path, text_of(before), ENDS)
+
+
+@pytest.fixture
+def in_mxfp4(tmp_path):
+    """A tiny gpt-oss as published, with a tokenizer."""
+    tokenizer = tiny_tokenizer(tmp_path / "t")
+    directory, _ = published(tmp_path / "m", swiglu_limit=7.0, vocab_size=tokenizer.vocab_size)
+    return replace(open_checkpoint(directory), tokenizer=tokenizer)
+
+
+@pytest.mark.peer
+def test_gpt_oss_out_of_mxfp4_runs_as_ours(tmp_path, in_mxfp4):
+    path = convert(in_mxfp4, tmp_path / "m.gguf", "gguf", dtype="float32").path
+    compare(in_mxfp4, path, text_of(in_mxfp4), ENDS)
+
+
+@pytest.mark.peer
+def test_blocks_of_mxfp4_are_copied_and_llama_cpp_reads_them(tmp_path, in_mxfp4):
+    """It rounds what meets them to 8 bits, so its logits are near ours and no nearer."""
+    path = convert(in_mxfp4, tmp_path / "m.gguf", "gguf").path
+    stored = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    for which in ("gate", "up", "down"):
+        each = stored[f"blk.1.ffn_{which}_exps.weight"]
+        assert each.tensor_type == gguf.GGMLQuantizationType.MXFP4
+        numbers = in_mxfp4.tensors[f"layers.1.feedforward.experts.{which}.weight"].to_float32()
+        np.testing.assert_array_equal(gguf.dequantize(each.data, each.tensor_type), numbers)
+    ids = text_of(in_mxfp4)
+    decoder = build_filled(in_mxfp4.config, in_mxfp4.tensors)
+    with torch.no_grad(), llama_cpp_peer(path, LENGTH) as opened:
+        ours = decoder(torch.tensor([ids]))[0].numpy()
+        difference = np.linalg.norm(logits_of(opened, ids) - ours) / np.linalg.norm(ours)
+    assert 1e-4 < difference < ROUNDED
 
 
 @pytest.mark.download

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 @contextmanager
 def llama_cpp_peer(path: Path, window: int) -> Iterator[Any]:
@@ -27,3 +29,10 @@ def llama_cpp_peer(path: Path, window: int) -> Iterator[Any]:
         yield opened
     finally:
         opened.close()
+
+
+def logits_of(opened: Any, ids: list[int]) -> np.ndarray:
+    """Of a whole text, in one batch."""
+    opened.reset()
+    opened.eval(ids)
+    return np.array(opened.scores[: len(ids)])

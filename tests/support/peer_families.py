@@ -44,6 +44,10 @@ _BASE = {"rope_theta": 100.0}
 _SCALED = _BASE | {"factor": 4.0, "original_max_position_embeddings": WINDOW}
 DEFAULT = {"rope_type": "default", **_BASE}
 YARN = {"rope_type": "yarn", "beta_fast": 2.0, **_SCALED}
+# From pair 0.9 to 5.3; rounded, from 0 to 6.
+BOUNDS_WITHIN = {**YARN, "beta_fast": 32.0, "truncate": False, "rope_theta": 50.0} | {
+    "original_max_position_embeddings": 400
+}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 0.5, "high_freq_factor": 2.0, **_SCALED}
 LINEAR = {"rope_type": "linear", "factor": 4.0, **_BASE}
 
@@ -334,6 +338,7 @@ PEERS["gpt-oss"] = PeerFamily(
     {
         "plain": rope(YARN | {"truncate": False}, swiglu_limit=1.5),
         "rounded": rope(YARN, num_experts_per_tok=3),
+        "bounds within": rope(BOUNDS_WITHIN),
         "no biases, other windows": rope(
             DEFAULT,
             attention_bias=False,
@@ -365,8 +370,21 @@ PEERS["deepseek-v3"] = PeerFamily(
 CASES = [(name, variant) for name, peer in PEERS.items() for variant in peer.variants]
 """All families with all their variants."""
 
-WITHOUT_KERNELS = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v3")
-"""Families that only torch computes, and that GGUF files are not written of."""
+WITHOUT_KERNELS = ("deepseek-v3",)
+"""Families that only torch computes."""
+
+# Numbers in llama.cpp's source, or one that it takes in the place of two.
+GGUF_ONLY: Mapping[str, Mapping[str, Any]] = {
+    "gpt-oss": {"swiglu_limit": 7.0},
+    "deepseek-v3": {"rms_norm_eps": 1e-6},
+}
+
+
+def as_gguf_can_say(name: str, variant: str) -> dict[str, Any]:
+    """Entries of a peer in place of those that no GGUF file says, YaRN's beta among them."""
+    rope = PEERS[name].variants[variant].get("rope_parameters", {})
+    beta = {"rope_parameters": {**rope, "beta_fast": 32.0}} if "beta_fast" in rope else {}
+    return {**GGUF_ONLY.get(name, {}), **beta}
 
 
 def build_peer(name: str, variant: str, *, seed: int = 0, **entries: Any) -> Any:

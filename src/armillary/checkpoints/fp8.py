@@ -4,8 +4,9 @@ What DeepSeek, Qwen and others publish: `weight` in F8_E4M3 and beside it `weigh
 `weight_scale`, by which it is multiplied. Source: transformers, FineGrainedFP8Config.
 """
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -27,70 +28,48 @@ _IGNORED = (
 
 
 @dataclass(frozen=True)
-class Scheme:
+class FP8:
     """The blocks that have a scale of their own, rows × columns; None for whole matrices."""
 
     block: tuple[int, int] | None
 
-
-def read_scheme(entries: StrictDict) -> Scheme | None:
-    """What `quantization_config` says, None where there is none. Raises CheckpointError."""
-    if "quantization_config" not in entries:
-        return None
-    section = entries.section("quantization_config")
-    method = section.take_optional("quant_method", str)
-    if method != "fp8":
-        raise CheckpointError(
-            f"{entries.where}: quantised weights (quantization_config, quant_method "
-            f"{method!r:.40}) are not read from this format, but for fp8; take the original or a "
-            "GGUF file"
-        )
-    section.ignore(*_IGNORED)
-    kind = section.take("fmt", str, "e4m3")
-    block = section.take_list("weight_block_size", int, None)
-    if kind != "e4m3" or (block is not None and (len(block) != 2 or min(block) < 1)):
-        raise CheckpointError(
-            f"{section.where}: fmt {kind!r:.40} and weight_block_size {block}; e4m3 is read, in "
-            "blocks of two sizes or with one scale for a matrix"
-        )
-    return Scheme(None if block is None else (block[0], block[1]))
-
-
-def with_scales(
-    found: Mapping[str, StoredTensor], scheme: Scheme | None, where: str, notices: list[str]
-) -> dict[str, StoredTensor]:
-    """The tensors of a directory with their scales applied, by the names of the weights.
-
-    Raises CheckpointError for weights without scales, and for scales of another shape.
-    """
-    kept = dict(found)
-    eight_bits = [name for name, tensor in found.items() if tensor.encoding == "F8_E4M3"]
-    if eight_bits and scheme is None:
-        raise CheckpointError(
-            f"{where}: {eight_bits[0]} is F8_E4M3, but config.json has no quantization_config that "
-            "says how it is scaled"
-        )
-    if scheme is None:
-        return kept
-    for name in eight_bits:
-        tensor = found[name]
-        scales = [kept.pop(f"{name}{end}") for end in _SCALES if f"{name}{end}" in kept]
-        if len(scales) != 1:
+    @classmethod
+    def from_entries(cls, section: StrictDict) -> Self:
+        """What `quantization_config` says of them. Raises CheckpointError."""
+        section.ignore(*_IGNORED)
+        kind = section.take("fmt", str, "e4m3")
+        block = section.take_list("weight_block_size", int, None)
+        if kind != "e4m3" or (block is not None and (len(block) != 2 or min(block) < 1)):
             raise CheckpointError(
-                f"{tensor.where}: {name} is F8_E4M3 and has {len(scales)} tensors of scales; one "
-                f"of {name}_scale_inv and {name}_scale must be there"
+                f"{section.where}: fmt {kind!r:.40} and weight_block_size {block}; e4m3 is read, "
+                "in blocks of two sizes or with one scale for a matrix"
             )
-        scale, block = scales[0].to_float32(), scheme.block
-        if block is None or scale.size == 1:
-            block, scale = (tensor.shape[0], tensor.shape[-1]), scale.reshape(1, -1)
-        if not np.isfinite(scale).all():
-            raise CheckpointError(f"{scales[0].where}: {scales[0].name} is not finite")
-        kept[name] = ScaledTensor.of(tensor, scale, block)
-    dropped = [name for name in kept if name.endswith(_OF_ACTIVATIONS)]
-    for name in dropped:
-        del kept[name]
-    notices.append(
-        f"{len(eight_bits)} matrices are stored in 8 bits with scales, and read as float32"
-        + (f"; {len(dropped)} scales of activations are left out" if dropped else "")
-    )
-    return kept
+        return cls(None if block is None else (block[0], block[1]))
+
+    def apply(self, kept: MutableMapping[str, StoredTensor]) -> Sequence[str]:
+        """Put each weight with its scales in its place; drop the scales of activations.
+
+        Raises CheckpointError for weights without scales, and for scales of another shape.
+        """
+        eight_bits = [tensor for tensor in kept.values() if tensor.encoding == "F8_E4M3"]
+        for tensor in eight_bits:
+            name = tensor.name
+            scales = [kept.pop(f"{name}{end}") for end in _SCALES if f"{name}{end}" in kept]
+            if len(scales) != 1:
+                raise CheckpointError(
+                    f"{tensor.where}: {name} is F8_E4M3 and has {len(scales)} tensors of scales; "
+                    f"one of {name}_scale_inv and {name}_scale must be there"
+                )
+            scale, block = scales[0].to_float32(), self.block
+            if block is None or scale.size == 1:
+                block, scale = (tensor.shape[0], tensor.shape[-1]), scale.reshape(1, -1)
+            if not np.isfinite(scale).all():
+                raise CheckpointError(f"{scales[0].where}: {scales[0].name} is not finite")
+            kept[name] = ScaledTensor.of(tensor, scale, block)
+        dropped = [name for name in kept if name.endswith(_OF_ACTIVATIONS)]
+        for name in dropped:
+            del kept[name]
+        told = f"{len(eight_bits)} matrices are stored in 8 bits with scales, and read as float32"
+        if dropped:
+            told += f"; {len(dropped)} scales of activations are left out"
+        return [told]

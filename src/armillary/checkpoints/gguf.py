@@ -40,6 +40,7 @@ from armillary.checkpoints.rotary_keys import (
 )
 from armillary.config import DecoderConfig
 from armillary.errors import CheckpointError, ConfigError
+from armillary.rope_scaling import YaRN
 from armillary.strict_dict import StrictDict
 
 if TYPE_CHECKING:
@@ -190,7 +191,13 @@ def _rotary(
         max_positions=decoder["max_positions"],
         factors=factors,
         notices=notices,
+        rounds_yarn=table.rounds_yarn,
+        yarn_scales_scores=table.yarn_scales_scores,
     )
+    scaling = rotary["scaling"]
+    if table.yarn_scales_scores and scaling["kind"] == "yarn" and scaling["mscale_all_dim"]:
+        d_head, factor = decoder["layers"][0]["attention"]["d_head"], YaRN(**scaling).score_factor()
+        put(decoder, ("layers.*.attention.scale",), d_head**-0.5 * factor)
     if table.local_base is None:
         return {None: rotary}
     base = entries.take(LOCAL_BASE, float, table.local_base)

@@ -4,8 +4,10 @@ What is written is read again before any weight is, and compared with what was m
 """
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ _FILE_TYPES = {
     for encodings, numbers in (
         (("F32", "F16", "BF16"), (0, 1, 32)),
         (("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"), (2, 3, 8, 9, 7)),
-        (("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), (10, 12, 15, 17, 18)),
+        (("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"), (10, 12, 15, 17, 18, 38)),
     )
     for encoding, number in zip(encodings, numbers, strict=True)
 }
@@ -125,7 +127,8 @@ def _architecture(
         entries |= table.layers.write(config)
     keys, factors = _rotary(config, table, family.name, notices)
     prefix = f"{table.architecture}."
-    return {prefix + key: value for key, value in (entries | keys).items()}, factors
+    # What the table writes of rotation says more than the rule by itself.
+    return {prefix + key: value for key, value in (keys | entries).items()}, factors
 
 
 def _written(key: Key, decoder: Mapping[str, Any]) -> Value | None:
@@ -165,7 +168,8 @@ def _rotary(
             f"llama.cpp takes yarn's beta_fast and beta_slow to be 32 and 1 in the {name} "
             "family, whatever the file says"
         )
-    keys, factors = write_gguf_rotary(rotary, config.max_positions)
+    notices += _rounding(rotary, table)
+    keys, factors = write_gguf_rotary(rotary, config.max_positions, rounds_yarn=table.rounds_yarn)
     if not factors.keys() <= table.divisors:
         raise ConfigError(
             f"llama.cpp reads no {', '.join(factors)} in {table.architecture}, which the rule "
@@ -180,6 +184,24 @@ def _rotary(
     if True in rotaries:
         entries[LOCAL_BASE] = rotaries[True].base
     return entries, factors
+
+
+def _rounding(rotary: RotaryConfig, table: GGUFTable) -> list[str]:
+    """A notice where llama.cpp (`ggml_rope_yarn_corr_dims`) rounds what the model does not."""
+    rule = rotary.scaling
+    if not isinstance(rule, YaRN) or rule.truncate or table.rounds_yarn:
+        return []
+    exact, rounded = (
+        each.frequencies(rotary.base, rotary.d_rotary, rule.original_window)
+        for each in (rule, replace(rule, truncate=True))
+    )
+    off = float(np.abs(rounded / exact - 1).max())
+    if off < _TOLERANCE:
+        return []
+    return [
+        f"llama.cpp rounds yarn's bounds to whole pairs of channels, this model does not: there "
+        f"its frequencies are off by up to {off:.0%}"
+    ]
 
 
 def _check_read_back(
@@ -200,6 +222,12 @@ def _check_read_back(
         what = first_difference(ours, theirs)
         raise ConfigError(f"{where} cannot express this decoder's {what}; write a directory")
     for i, (one, other) in enumerate(zip(config.layers, again.layers, strict=True)):
+        scale = one.attention.score_scale
+        if not math.isclose(scale, other.attention.score_scale, rel_tol=_TOLERANCE):
+            raise ConfigError(
+                f"{where} cannot express this decoder's layers.{i}.attention.scale {scale:g}; "
+                "write a directory"
+            )
         if not _same_rotation(one.attention.rotary, other.attention.rotary, config.max_positions):
             raise ConfigError(
                 f"{where} cannot express this decoder's rotation, layer {i}; write a directory"
@@ -207,11 +235,14 @@ def _check_read_back(
 
 
 def _compared(config: DecoderConfig) -> dict[str, Any]:
-    """What must be the same: all but rotation, which is compared as numbers, and dropout."""
+    """What must be the same: all but rotation and scale, compared as numbers, and dropout."""
     entries = entries_of(config) | {"input_dropout": 0.0}
     for layer in entries["layers"]:
         layer["dropout"] = layer["attention"]["dropout"] = layer["feedforward"]["dropout"] = 0.0
-        del layer["attention"]["rotary"]
+        for part in ("expert", "shared"):
+            if layer["feedforward"].get(part) is not None:
+                layer["feedforward"][part]["dropout"] = 0.0
+        del layer["attention"]["rotary"], layer["attention"]["scale"]
     held: dict[str, Any] = _as_held(entries)
     return held
 

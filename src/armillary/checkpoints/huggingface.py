@@ -29,9 +29,9 @@ from armillary.checkpoints.families.reading import (
     layer_count,
     read_keys,
 )
-from armillary.checkpoints.fp8 import read_scheme, with_scales
 from armillary.checkpoints.layouts import places, read_tensors, write_tensors
 from armillary.checkpoints.parameters import check_parameters
+from armillary.checkpoints.quantization import put_together, read_method
 from armillary.checkpoints.rotary_keys import (
     check_frequencies,
     read_huggingface_rotary,
@@ -91,16 +91,16 @@ def read_huggingface(
     entries = StrictDict(read_json(directory / CONFIG), str(directory / CONFIG))
     notices: list[str] = []
     family = _family(entries)
-    scheme = read_scheme(entries)
+    method = read_method(entries)
     config = _read_config(entries, family, notices, ignore_keys)
     generation = _read_generation(directory, entries)
     entries.finish(
         remedy="a key without bearing on the model can be passed over: --ignore-key NAME"
     )
     _refuse_pickles(directory)
-    found, more = read_sharded(directory, allow_missing)
+    found, more = read_sharded(directory, allow_missing, raw=True)
     notices += more
-    found = with_scales(found, scheme, str(directory), notices)
+    found = put_together(found, method, str(directory), notices)
     tensors = _assign(config, family.huggingface, found, directory, allow_missing)
     tokenizer = read_tokenizer(directory, notices)
     return Checkpoint(

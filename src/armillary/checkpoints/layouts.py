@@ -24,13 +24,14 @@ from armillary.checkpoints.parameters import (
     template_of,
 )
 from armillary.checkpoints.tensors import (
+    HeadsTensor,
     JoinedTensor,
     StoredTensor,
     TensorToWrite,
     TransposedTensor,
-    TurnedStack,
     block_size,
     encode,
+    in_heads,
     mapped,
     transposed,
     turned_stacks,
@@ -346,6 +347,39 @@ class Numbered:
 
 
 @dataclass(frozen=True)
+class KeysAndValues:
+    """The matrix of latent attention that gives each head's keys and values, as two stacks.
+
+    Keys are turned, so that they can be multiplied into queries (llama.cpp's deepseek2).
+    """
+
+    keys: str
+    values: str
+    ours: tuple[str, ...]
+
+    def theirs(self, shapes: Sequence[Shape], layer: LayerConfig | None) -> dict[str, Shape]:
+        """(heads, latent, d_key), (heads, d_value, latent)."""
+        assert layer is not None
+        attention = layer.attention
+        assert attention.latent is not None
+        heads, (_, width) = attention.n_heads, shapes[0]
+        d_key = attention.d_head - attention.latent.d_rope
+        return {
+            self.keys: (heads, width, d_key),
+            self.values: (heads, attention.latent.d_value, width),
+        }
+
+    def read(self, found: Sequence[StoredTensor], place: Place) -> list[StoredTensor]:
+        """Keys' rows and values' in turn, head by head."""
+        return [HeadsTensor.of(found[0], found[1])]
+
+    def write(self, ours: Sequence[TensorToWrite], place: Place) -> list[TensorToWrite]:
+        """Two stacks, of one matrix that is held meanwhile."""
+        heads, _, d_key = next(iter(place.theirs.values()))
+        return list(in_heads(ours[0], heads, d_key))
+
+
+@dataclass(frozen=True)
 class Turned:
     """Stacks of experts stored (E, in, out), the columns of several of ours in turn (gpt-oss).
 
@@ -363,10 +397,7 @@ class Turned:
     def read(self, found: Sequence[StoredTensor], place: Place) -> list[StoredTensor]:
         """Columns as rows."""
         shapes = list(place.ours.values())
-        return [
-            TurnedStack.of(found[0], shape, first, len(shapes))
-            for first, shape in enumerate(shapes)
-        ]
+        return [found[0].columns(shape, first, len(shapes)) for first, shape in enumerate(shapes)]
 
     def write(self, ours: Sequence[TensorToWrite], place: Place) -> list[TensorToWrite]:
         """Rows as columns."""

@@ -11,7 +11,14 @@ from pathlib import Path
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.gguf_write import write_gguf
 from armillary.checkpoints.own_format import save_armillary
-from armillary.checkpoints.tensors import block_size, encoded_bytes, telling, to_write
+from armillary.checkpoints.tensors import (
+    StoredTensor,
+    block_size,
+    encoded_bytes,
+    plain_for,
+    telling,
+    to_write,
+)
 
 TARGETS: Mapping[str, str] = {
     "q8_0": "Q8_0",
@@ -31,13 +38,23 @@ _NO_BLOCKS = "F16"  # llama.cpp's, of matrices whose rows are no whole blocks
 _NOTHING_LOST = "F32"
 
 
+def stays_exact(tensor: StoredTensor) -> bool:
+    """Whether engines want a parameter in float32: vectors, stacks of them, positions, routers.
+
+    A router's rounding picks other experts.
+    """
+    name = tensor.name
+    exact = name == "position_table.weight" or name.endswith((".bias", "router.weight"))
+    return exact or len(tensor.shape) < 2
+
+
 def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str], list[str]]:
     """The encoding for each parameter when matrices are brought to `target`, and notices.
 
-    Vectors and tables of positions are F32. Matrices whose rows are no whole count of super-blocks
-    have the blocks of 32 that llama.cpp takes then; where these do not fit either they are F16.
-    The matrix that gives the logits (the head, or the embedding when tied to it) has 8 bits where
-    `target` has 4 or 5.
+    Vectors, tables of positions and routers are F32 (`stays_exact`). Matrices whose rows are no
+    whole count of super-blocks have the blocks of 32 that llama.cpp takes then; where these do not
+    fit either they are F16. The matrix that gives the logits (the head, or the embedding when tied
+    to it) has 8 bits where `target` has 4 or 5.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     logits = "embedding.weight" if config.tie_head else "head.weight"
@@ -45,7 +62,7 @@ def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str
     unfit: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         wanted = _LOGITS if name == logits and target in _FEW_BITS else target
-        if len(tensor.shape) < 2 or name == "position_table.weight":
+        if stays_exact(tensor):
             wanted = _NOTHING_LOST
         else:
             fitting = _fitting(wanted, tensor.shape[-1])
@@ -62,7 +79,8 @@ def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str
         {
             tensor.encoding
             for name, tensor in tensors.items()
-            if tensor.encoding != encodings[name] and block_size(tensor.encoding)[0] > 1
+            if encodings[name] not in {tensor.encoding, plain_for(tensor.encoding), _NOTHING_LOST}
+            and block_size(tensor.encoding)[0] > 1
         }
     )
     if before:

@@ -5,7 +5,7 @@ The form is the entries of a `RotaryConfig`. The rules themselves live in rope_s
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ from armillary.strict_dict import StrictDict
 Rotary = dict[str, Any]
 LOCAL_BASE = "rope.freq_base_swa"
 """GGUF's key of the base of sliding layers."""
+_LOG_MULTIPLIER = "yarn_log_multiplier"
+_FLOAT32 = 1e-7  # of a number, about what float32 rounds
 _WINDOW = "original_max_position_embeddings"
 
 
@@ -241,11 +243,14 @@ def read_gguf_rotary(
     max_positions: int,
     factors: Mapping[str, NDArray[np.float32]],
     notices: list[str],
+    rounds_yarn: bool = True,
+    yarn_scales_scores: bool = False,
 ) -> Rotary:
     """The rotary settings of a GGUF file, whose keys under the architecture are `entries`.
 
-    `factors` holds the divisors of channel pairs that are stored as tensors, by the tensor's name:
-    `rope_freqs.weight`, or `rope_factors_long.weight` with `rope_factors_short.weight`.
+    What no key says of yarn the last two do, as in `GGUFTable`. `factors` holds the divisors of
+    channel pairs that are stored as tensors, by the tensor's name: `rope_freqs.weight`, or
+    `rope_factors_long.weight` with `rope_factors_short.weight`.
     Source: llama.cpp, `llama-model.cpp`, `ggml_rope_ext`; extension §2.
     """
     d_rotary = entries.take("rope.dimension_count", int, d_head)
@@ -281,7 +286,8 @@ def read_gguf_rotary(
             )
         rule = _rule_of_divisors(factors["rope_freqs.weight"], base, d_rotary, max_positions)
     elif kind == "yarn":
-        rule = _gguf_yarn(entries, scale, max_positions, notices)
+        rule = _gguf_yarn(entries, scale, max_positions, notices, yarn_scales_scores)
+        rule = replace(rule, truncate=rounds_yarn)
     elif kind == "linear" and scale != 1.0:
         rule = PositionInterpolation(factor=scale)
     else:
@@ -301,9 +307,16 @@ def _gguf_window(entries: StrictDict, max_positions: int, notices: list[str]) ->
     return entries.take(key, int, max_positions)
 
 
-def _gguf_yarn(entries: StrictDict, factor: float, max_positions: int, notices: list[str]) -> YaRN:
+def _gguf_yarn(
+    entries: StrictDict,
+    factor: float,
+    max_positions: int,
+    notices: list[str],
+    scales_scores: bool,
+) -> YaRN:
     window = _gguf_window(entries, max_positions, notices)
-    for key, only in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+    only_ones = {"yarn_ext_factor": 1.0} | ({} if scales_scores else {_LOG_MULTIPLIER: 0.0})
+    for key, only in only_ones.items():
         value = entries.take(f"rope.scaling.{key}", float, only)
         if value != only:
             raise ConfigError(
@@ -314,15 +327,40 @@ def _gguf_yarn(entries: StrictDict, factor: float, max_positions: int, notices: 
         entries.take(f"rope.scaling.{key}", float, 1.0)
         for key in ("attn_factor", "yarn_attn_factor")
     ]
-    own = YaRN(factor=factor, original_window=window).attention_factor()
-    product = math.prod(factors)
-    return YaRN(
+    rule = YaRN(
         factor=factor,
         original_window=window,
         beta_fast=entries.take("rope.scaling.yarn_beta_fast", float, 32.0),
         beta_slow=entries.take("rope.scaling.yarn_beta_slow", float, 1.0),
-        explicit_attention_factor=None if product == 1.0 else product * own,
     )
+    product = math.prod(factors)
+    if scales_scores and factor > 1.0:
+        log = entries.take(f"rope.scaling.{_LOG_MULTIPLIER}", float, 0.0)
+        return _scaling_scores(rule, product, log)
+    if product == 1.0:
+        return rule
+    return replace(rule, explicit_attention_factor=product * rule.attention_factor())
+
+
+def _scaling_scores(rule: YaRN, given: float, log_multiplier: float) -> YaRN:
+    """The rule whose factors of rotation and of scores are those that two keys of a file mean.
+
+    Scores have the square of `given`·(1 + `log_multiplier`·ln s). Source: llama.cpp,
+    `llama-context.cpp` and `models/deepseek2.cpp`, at DEEPSEEK2_YARN_LOG_MUL_FIX.
+    """
+    log, own = math.log(rule.factor), rule.attention_factor()
+    rotation = given if log_multiplier else given * own
+    scores = given * (1 + log_multiplier * log) if log_multiplier else rotation
+    weight = (scores - 1) / (0.1 * log)
+    for digits in range(10):
+        short = round(weight, digits)
+        if abs(0.1 * short * log + 1 - scores) <= _FLOAT32 * scores:
+            weight = short
+            break
+    if weight and abs(rotation - 1) <= _FLOAT32:
+        return replace(rule, mscale=weight, mscale_all_dim=weight)
+    explicit = None if abs(rotation - own) <= _FLOAT32 else rotation
+    return replace(rule, explicit_attention_factor=explicit, mscale_all_dim=weight or None)
 
 
 def _gguf_longrope(
@@ -370,11 +408,12 @@ def _rule_of_divisors(
 
 
 def write_gguf_rotary(
-    rotary: RotaryConfig, max_positions: int
+    rotary: RotaryConfig, max_positions: int, *, rounds_yarn: bool = True
 ) -> tuple[dict[str, int | float | str], dict[str, NDArray[np.float32]]]:
     """The rotary keys under the architecture, and the tensors of divisors, that say this.
 
-    Raises ConfigError for a rule that the format has no keys for.
+    `rounds_yarn` as in `read_gguf_rotary`. Raises ConfigError for a rule that the format has no
+    keys for.
     """
     rule, d_rotary = rotary.scaling, rotary.d_rotary
     keys: dict[str, int | float | str] = {
@@ -388,7 +427,7 @@ def write_gguf_rotary(
     elif isinstance(rule, PositionInterpolation):
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": rule.factor}
     elif isinstance(rule, YaRN):
-        keys |= _gguf_yarn_keys(rule)
+        keys |= _gguf_yarn_keys(rule, rounds_yarn)
     elif isinstance(rule, LongRoPE) and not _is_one_list(rule):
         names = ("rope_factors_short.weight", "rope_factors_long.weight")
         lists = (rule.short_factor, rule.long_factor)
@@ -409,8 +448,8 @@ def write_gguf_rotary(
     return keys, {}
 
 
-def _gguf_yarn_keys(rule: YaRN) -> dict[str, int | float | str]:
-    if not rule.truncate:
+def _gguf_yarn_keys(rule: YaRN, rounds_yarn: bool) -> dict[str, int | float | str]:
+    if rounds_yarn and not rule.truncate:
         raise ConfigError(
             "GGUF has no key for yarn with bounds that are not rounded (truncate is false); "
             "write a directory"

@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, block_size, encoded_bytes
+from armillary.checkpoints.tensors import (
+    RAW,
+    StoredTensor,
+    TensorToWrite,
+    block_size,
+    encoded_bytes,
+)
 from armillary.errors import CheckpointError, TruncatedError
 from armillary.files import (
     ALONE,
@@ -41,16 +47,17 @@ _HEADER_LIMIT = 100_000_000
 _MAX_DIMENSIONS = 16
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _READ_BYTES = {**_ITEM_BYTES, "F8_E4M3": 1}
-_BYTES = "U8"
 _ENCODING = "encoding."
 
 
-def read_safetensors(path: Path, *, blocks: bool = False) -> dict[str, StoredTensor]:
+def read_safetensors(
+    path: Path, *, blocks: bool = False, raw: bool = False
+) -> dict[str, StoredTensor]:
     """Map the tensors of one file, by name, in the order of the header.
 
     Raises CheckpointError for every way in which header and file disagree, and for a tensor of a
     type that is not F64, F32, F16, BF16 or F8_E4M3, or with `blocks` one of bytes whose encoding is
-    named.
+    named, or with `raw` one of bytes that something else says how to read.
     """
     data = map_file(path)
     header, start = _header(data, path)
@@ -61,7 +68,7 @@ def read_safetensors(path: Path, *, blocks: bool = False) -> dict[str, StoredTen
     body = data.size - start
     for name, entry in header.items():
         where = f"{path}: tensor {name!r:.80}"
-        encoding, shape, begin, end = _entry(where, entry, body, bytes_too=name in encodings)
+        encoding, shape, begin, end = _entry(where, entry, body, bytes_too=raw or name in encodings)
         if name in encodings:
             encoding, shape = _of_blocks(where, encodings[name], encoding, shape)
         spans.append((begin, end, name))
@@ -127,9 +134,9 @@ def _of_blocks(
         elements, size = block_size(named)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from error
-    if dtype != _BYTES or elements == 1:
+    if dtype != RAW or elements == 1:
         raise CheckpointError(
-            f"{where} has dtype {dtype} and the encoding {named!r:.40}; blocks are held as {_BYTES}"
+            f"{where} has dtype {dtype} and the encoding {named!r:.40}; blocks are held as {RAW}"
         )
     if not stored or stored[-1] % size:
         raise CheckpointError(
@@ -144,7 +151,7 @@ def _entry(
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} must have dtype, shape and data_offsets, and only these")
     encoding, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    item_bytes = _READ_BYTES | ({_BYTES: 1} if bytes_too else {})
+    item_bytes = _READ_BYTES | ({RAW: 1} if bytes_too else {})
     if not isinstance(encoding, str) or encoding not in item_bytes:
         raise CheckpointError(
             f"{where} has dtype {encoding!r:.80}; supported are {', '.join(item_bytes)}"
@@ -188,20 +195,20 @@ def _check_cover(spans: list[tuple[int, int, str]], body: int, path: Path) -> No
 
 
 def read_sharded(
-    directory: Path, allow_missing: bool = False, *, blocks: bool = False
+    directory: Path, allow_missing: bool = False, *, blocks: bool = False, raw: bool = False
 ) -> tuple[dict[str, StoredTensor], list[str]]:
     """Map the tensors of a directory, and return with them notices about what was left out.
 
     `model.safetensors` is taken when it is there, as transformers does, else the shards that
     `model.safetensors.index.json` names. `allow_missing` loads the shards that are there; `blocks`
-    as in `read_safetensors`.
+    and `raw` as in `read_safetensors`.
     Raises CheckpointError when the index and the shards disagree.
     """
     if (directory / SINGLE).is_file():
         notices = _unlisted(directory, {SINGLE}, f"is not {SINGLE}")
         if (directory / INDEX).is_file():
             notices.append(f"{INDEX} is not used, since {SINGLE} is there")
-        return read_safetensors(directory / SINGLE, blocks=blocks), notices
+        return read_safetensors(directory / SINGLE, blocks=blocks, raw=raw), notices
     index = directory / INDEX
     if not index.is_file():
         raise CheckpointError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
@@ -218,7 +225,7 @@ def read_sharded(
                 )
             notices.append(f"shard {shard} is not there; its weights stay unset")
             continue
-        found = read_safetensors(path, blocks=blocks)
+        found = read_safetensors(path, blocks=blocks, raw=raw)
         _check_shard(found, shard, placed, tensors)
         tensors.update(found)
     return tensors, notices
@@ -284,7 +291,7 @@ def write_safetensors(
             fault = "comes twice" if name in entries else f"cannot be stored as {encoding}"
             raise ValueError(f"{path}: tensor {name!r:.80} {fault}")
         end = offset + encoded_bytes(shape, encoding)
-        dtype, stored = (encoding, shape) if plain else (_BYTES, _byte_shape(shape, encoding))
+        dtype, stored = (encoding, shape) if plain else (RAW, _byte_shape(shape, encoding))
         if not plain:
             encodings[f"{_ENCODING}{name}"] = encoding
         entries[name] = {"dtype": dtype, "shape": list(stored), "data_offsets": [offset, end]}

@@ -27,11 +27,13 @@ _PLAIN: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-_FP8 = "F8_E4M3"
+_FP8, RAW = "F8_E4M3", "U8"
 # The commonest blocks' elements and bytes: the gguf library, which has all, is imported for others.
 BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
 # Block encodings that weights can be brought to.
 QUANTIZED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", *K_TYPES)
+# 32 numbers of FP4 (E2M1) with a scale, a power of two (E8M0): a byte of it, then 16 of them.
+_FP4, _FP4_BLOCK = "MXFP4", 32
 # Scales are half-precision numbers; a weight above the largest of them has none in any of these.
 _LARGEST = 65504.0
 
@@ -47,7 +49,7 @@ def block_size(encoding: str) -> tuple[int, int]:
         return 1, _PLAIN[encoding].itemsize
     if encoding in BLOCKS:
         return BLOCKS[encoding]
-    if encoding == _FP8:
+    if encoding in {_FP8, RAW}:
         return 1, 1
     import gguf
 
@@ -75,6 +77,16 @@ def encoded_bytes(shape: Sequence[int], encoding: str) -> int:
             f"a row of {width} is no multiple of the {elements} elements in a block of {encoding}"
         )
     return math.prod(shape) // elements * size
+
+
+def plain_for(encoding: str) -> str:
+    """The narrowest plain encoding that holds each number of another exactly, if float32 does.
+
+    Numbers of MXFP4 are one or two bits times a power of two.
+    """
+    if encoding in _PLAIN:
+        return encoding
+    return "BF16" if encoding == _FP4 else "F32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +179,13 @@ class StoredTensor:
             flat[start:stop] = self.rows(start, stop).reshape(stop - start, -1)
         self.release()
         return result
+
+    def columns(self, shape: tuple[int, ...], first: int, count: int) -> "StoredTensor":
+        """Return every `count`-th column of a stack of matrices as rows, column `first` the first.
+
+        Of this shape: (E, in, out) → (E, out / count, in), or (E, out) → (E, out / count).
+        """
+        return TurnedStack.of(self, shape, first, count)
 
     def row_blocks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows, each of about a MiB as float32."""
@@ -294,6 +313,54 @@ class JoinedTensor(StoredTensor):
 
 
 @dataclass(frozen=True, eq=False)
+class HeadsTensor(StoredTensor):
+    """The rows of a matrix stored head by head in two stacks: first ones turned, then last ones.
+
+    `turned` (H, in, first) and `plain` (H, last, in) for rows (H · (first + last), in).
+    """
+
+    turned: StoredTensor | None = None
+    plain: StoredTensor | None = None
+
+    @classmethod
+    def of(cls, turned: StoredTensor, plain: StoredTensor) -> "HeadsTensor":
+        """Return the matrix, in float32 where the two are not in one 16-bit encoding."""
+        heads, width, first = turned.shape
+        shape = (heads * (first + plain.shape[1]), width)
+        nothing = np.empty(0, dtype=np.uint8)
+        alike = turned.encoding == plain.encoding in {"F16", "BF16"}
+        encoding = plain.encoding if alike else "F32"
+        return cls(turned.name, shape, encoding, nothing, turned.where, None, turned, plain)
+
+    def __post_init__(self) -> None:
+        """Its bytes are in the two."""
+
+    @property
+    def in_place(self) -> bool:
+        """No: a part of its rows are columns in the file."""
+        return False
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        assert self.turned is not None
+        assert self.plain is not None
+        each = self.turned.shape[2] + self.plain.shape[1]
+        numbers = np.arange(self.turned.shape[0] * each)[rows]
+        result = np.empty((len(numbers), self.shape[1]), dtype=np.float32)
+        for head in np.unique(numbers // each):
+            first = self.turned.rows(head, head + 1)[0].T
+            matrix = np.concatenate([first, self.plain.rows(head, head + 1)[0]])
+            mine = numbers // each == head
+            result[mine] = matrix[numbers[mine] % each]
+        return encode(result, self.encoding).reshape(len(numbers), -1)
+
+    def release(self) -> None:
+        """Give back the memory of the pages of both."""
+        for part in (self.turned, self.plain):
+            if part is not None:
+                part.release()
+
+
+@dataclass(frozen=True, eq=False)
 class ScaledTensor(StoredTensor):
     """A matrix of 8-bit numbers with scales, for others a matrix in float32.
 
@@ -332,6 +399,77 @@ class ScaledTensor(StoredTensor):
         scales = np.repeat(by_row, self.block[1], axis=1)[:, : self.shape[1]]
         scaled = decode(stored[rows], _FP8) * scales
         return scaled.view(np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedStack(StoredTensor):
+    """A stack of matrices (E, in, out) in bfloat16, which its file holds turned and in MXFP4.
+
+    `data` is (E, out, in / 32, 16): byte j of a block has numbers 2j and 2j + 1, the first in the
+    lower half. `scales` (E, out, in / 32) are exponents, of a power of two for each block.
+    """
+
+    scales: StoredTensor | None = None
+
+    @classmethod
+    def of(cls, blocks: StoredTensor, scales: StoredTensor) -> "PackedStack":
+        """Return blocks with their scales. Raises CheckpointError for others than those."""
+        fit = len(blocks.shape) == 4 and blocks.shape == (*scales.shape, _FP4_BLOCK // 2)
+        if not fit or {blocks.encoding, scales.encoding} != {RAW}:
+            raise CheckpointError(
+                f"{blocks.where}: {blocks.name} is {list(blocks.shape)} in {blocks.encoding} with "
+                f"scales {list(scales.shape)} in {scales.encoding}; MXFP4 is (experts, rows, "
+                f"blocks, 16) and (experts, rows, blocks) in {RAW}"
+            )
+        stack, n_out, n_blocks, _ = blocks.shape
+        shape = (stack, n_blocks * _FP4_BLOCK, n_out)
+        return cls(blocks.name, shape, "BF16", blocks.data, blocks.where, None, scales)
+
+    def __post_init__(self) -> None:
+        """Its bytes are about a quarter of what it is for others."""
+
+    @property
+    def in_place(self) -> bool:
+        """No: the numbers are made when they are asked for."""
+        return False
+
+    def columns(self, shape: tuple[int, ...], first: int, count: int) -> StoredTensor:
+        """Return every `count`-th column as rows, which are rows of the file, in blocks."""
+        return PackedRows(
+            self.name, shape, _FP4, self.data, self.where, None, self.scales, first, count
+        )
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        assert self.scales is not None
+        (stack, n_out, _), n_in = self.scales.shape, self.shape[1]
+        packed = self.columns((stack, n_out, n_in), 0, 1).taking_rows(np.arange(stack)[rows])
+        turned = packed.rows(0, packed.n_rows).swapaxes(1, 2)
+        return encode(turned, "BF16").reshape(packed.n_rows, -1)
+
+    def release(self) -> None:
+        """Give back the memory of the pages of both."""
+        super().release()
+        if self.scales is not None:
+            self.scales.release()
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows(PackedStack):
+    """Of a `PackedStack` every `count`-th row of the file, (E, out / count, in) in GGML's MXFP4."""
+
+    first: int = 0
+    count: int = 1
+
+    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
+        assert self.scales is not None
+        stored, mine = self.scales.shape, slice(self.first, None, self.count)
+        packed = self.data.reshape(*stored, -1)[rows][:, mine]
+        numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:3], -1)
+        # In GGML's blocks number j lies beside number j + 16.
+        low, high = np.split(numbers, 2, axis=-1)
+        scales = self.scales.data.reshape(*stored, 1)[rows][:, mine]
+        blocks = np.concatenate([scales, low | high << 4], axis=-1)
+        return blocks.reshape(len(blocks), -1)
 
 
 class TensorToWrite(NamedTuple):
@@ -433,6 +571,36 @@ def with_rows(tensor: TensorToWrite, order: NDArray[np.intp]) -> TensorToWrite:
             yield rows[order[start : start + step]].reshape(-1)
 
     return tensor._replace(chunks=chunks())
+
+
+def in_heads(tensor: TensorToWrite, heads: int, first: int) -> tuple[TensorToWrite, TensorToWrite]:
+    """Return what `HeadsTensor` reads as this, which is held from the one to the other.
+
+    Blocks cannot be turned, so the first is float32 where the matrix is in blocks.
+    """
+    rows, width = tensor.shape
+    encoding = tensor.encoding if block_size(tensor.encoding)[0] == 1 else "F32"
+    held: list[NDArray[np.uint8]] = []
+
+    def stored() -> NDArray[np.uint8]:
+        if not held:
+            held.append(whole(tensor).reshape(heads, rows // heads, -1))
+        return held[0]
+
+    def turned() -> Iterator[Any]:
+        for matrix in stored():
+            numbers = decode(np.ascontiguousarray(matrix[:first]), tensor.encoding)
+            yield encode(numbers.T, encoding)
+
+    def plain() -> Iterator[Any]:
+        for matrix in stored():
+            yield np.ascontiguousarray(matrix[first:]).reshape(-1)
+        held.clear()
+
+    return (
+        TensorToWrite(tensor.name, encoding, (heads, width, first), turned()),
+        tensor._replace(shape=(heads, rows // heads - first, width), chunks=plain()),
+    )
 
 
 def turned_stacks(tensors: Sequence[TensorToWrite], shape: tuple[int, ...]) -> TensorToWrite:

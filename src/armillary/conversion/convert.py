@@ -19,8 +19,8 @@ from armillary import __version__
 from armillary.checkpoints import Checkpoint, open_checkpoint, save_armillary, write_huggingface
 from armillary.checkpoints.gguf_write import write_gguf
 from armillary.checkpoints.huggingface import check_window, family_for
-from armillary.checkpoints.quantize import bytes_of, choose_encodings
-from armillary.checkpoints.tensors import StoredTensor, block_size, telling, to_write
+from armillary.checkpoints.quantize import bytes_of, choose_encodings, stays_exact
+from armillary.checkpoints.tensors import StoredTensor, plain_for, telling, to_write
 from armillary.conversion.proof import Proof, prove
 from armillary.errors import CheckpointError, ConfigError, UserError
 from armillary.files import (
@@ -87,8 +87,8 @@ def convert(
 ) -> Converted:
     """Write a checkpoint as a Hugging Face directory, a GGUF file or a directory of ours.
 
-    `dtype` is one of `DTYPES`; None keeps what the format can hold (blocks become float32 in
-    Hugging Face's, vectors float32 in GGUF). `max_shard_bytes` cuts a directory's weights into
+    `dtype` is one of `DTYPES`; None keeps what the format can hold (blocks become plain numbers
+    in Hugging Face's, vectors float32 in GGUF). `max_shard_bytes` cuts a directory's weights into
     files of at most as many. `progress` is called with bytes that are there, written or left by an
     earlier run. What the proof found goes into the directory's manifest, or into `NAME.json` beside
     a GGUF file.
@@ -149,10 +149,10 @@ def choose(
 
 def _kept(tensor: StoredTensor, to: Format) -> str:
     """What a tensor is written as where nothing is asked for."""
-    if to == "gguf" and (len(tensor.shape) < 2 or tensor.encoding == "F64"):
+    if to == "gguf" and (stays_exact(tensor) or tensor.encoding == "F64"):
         return "F32"  # engines add and multiply by vectors in nothing else
-    if to == "huggingface" and block_size(tensor.encoding)[0] > 1:
-        return "F32"  # holds blocks exactly
+    if to == "huggingface":
+        return plain_for(tensor.encoding)
     return tensor.encoding
 
 

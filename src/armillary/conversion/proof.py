@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.checkpoints import Checkpoint
-from armillary.checkpoints.tensors import StoredTensor, decode, encode
+from armillary.checkpoints.tensors import StoredTensor, decode, encode, plain_for
 from armillary.config import DecoderConfig, RotaryConfig
 from armillary.diagnosis.frequencies import frequencies_at
 from armillary.errors import CheckpointError
@@ -223,7 +223,7 @@ def _logits(
 
 def _holds(encoding: str, stored: str) -> bool:
     """Whether numbers stored in one encoding are exact in another."""
-    return encoding in {stored, "F64"} or (encoding == "F32" and stored != "F64")
+    return encoding in {stored, plain_for(stored), "F64"} or (encoding == "F32" and stored != "F64")
 
 
 def _fault(after: Checkpoint, what: str) -> CheckpointError:

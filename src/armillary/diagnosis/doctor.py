@@ -101,7 +101,7 @@ def _holds_a_known_model(path: Path) -> bool:
     try:
         if path.is_dir():
             entries = read_json(path / "config.json")
-            read_sharded(path, allow_missing=True, blocks=True)
+            read_sharded(path, allow_missing=True, blocks=True, raw=True)
             named = {entries.get("model_type"), *(entries.get("architectures") or ())}
             known = {table.architecture for table in (f.huggingface for f in FAMILIES)}
             known |= {table.model_type for table in (f.huggingface for f in FAMILIES)}

@@ -71,7 +71,8 @@ def _all_tensors(source: Path, format_name: str) -> Mapping[str, StoredTensor]:
     """What is in the file, read by the decoder or not."""
     if format_name == "gguf":
         return read_gguf_file(source).tensors
-    return read_sharded(source, allow_missing=True, blocks=format_name == "armillary")[0]
+    ours = format_name == "armillary"
+    return read_sharded(source, allow_missing=True, blocks=ours, raw=not ours)[0]
 
 
 def stated_tables(config: DecoderConfig) -> Iterator[Table]:

@@ -104,6 +104,16 @@ def _q5_1(blocks: Bytes) -> Parts:
     return _half(blocks, 0), _half(blocks, 2), q.view(np.int8)[:, None]
 
 
+# Twice what the codes of FP4 (E2M1) stand for, so that they are whole.
+_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+
+
+def _mxfp4(blocks: Bytes) -> Parts:
+    q = _FP4[np.concatenate([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], -1)]
+    d = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    return d, np.zeros_like(d), q[:, None]
+
+
 _READERS: dict[str, tuple[int, Callable[[Bytes], Parts]]] = {
     "Q2_K": (84, _q2_k),
     "Q3_K": (110, _q3_k),
@@ -112,6 +122,7 @@ _READERS: dict[str, tuple[int, Callable[[Bytes], Parts]]] = {
     "Q6_K": (210, _q6_k),
     "Q5_0": (22, _q5_0),
     "Q5_1": (24, _q5_1),
+    "MXFP4": (17, _mxfp4),
 }
 """Bytes of a block, and what reads it: d and m (N, groups or their halves), q (N, groups, 32)."""
 

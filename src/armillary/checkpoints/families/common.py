@@ -310,8 +310,11 @@ def alternating(period: int) -> Callable[[Values, int], list[str]]:
     return lambda _, count: [SLIDING if (i + 1) % period else FULL for i in range(count)]
 
 
-def gguf_alternating(period: int, default: int | None = None) -> LayerTable:
-    """The same in GGUF, where files may say another period, or say it of each layer."""
+def gguf_alternating(period: int, default: Any = None) -> LayerTable:
+    """The same in GGUF, where files may say another period, or say it of each layer.
+
+    `default` is the width that absence means, None for none, or REQUIRED.
+    """
 
     def read(entries: StrictDict, values: Values, count: int) -> list[Patch]:
         width = entries.take(_GGUF_WINDOW, int, default)

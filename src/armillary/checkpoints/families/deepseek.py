@@ -7,12 +7,23 @@ after the last, which predict more than one token ahead, are passed over. Source
 
 import math
 
-from armillary.checkpoints.families.common import D_HEAD, OUT_BIAS, QKV_BIAS, only, pre_norm
+from armillary.checkpoints.families.common import (
+    D_HEAD,
+    EPS,
+    N_KV_HEADS,
+    OUT_BIAS,
+    QKV_BIAS,
+    gguf_names,
+    only,
+    pre_norm,
+)
 from armillary.checkpoints.families.common import huggingface_names as llama_names
 from armillary.checkpoints.families.experts import (
+    GGUF_EXPERTS,
     NORMALISE,
     TRAINING_ONLY,
     expert_keys,
+    gguf_expert_keys,
     number,
     numbered_experts,
     with_experts,
@@ -23,14 +34,20 @@ from armillary.checkpoints.families.family import (
     Derived,
     Entries,
     Family,
+    Form,
+    GGUFTable,
     HuggingFaceTable,
     Key,
     LayerTable,
     Patch,
     RotaryKeys,
     Values,
+    choice,
 )
-from armillary.config import DecoderConfig, FeedForwardConfig, MixtureConfig
+from armillary.checkpoints.layouts import KeysAndValues
+from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, MixtureConfig
+from armillary.errors import ConfigError
+from armillary.rope_scaling import YaRN
 from armillary.strict_dict import StrictDict
 
 _LATENT, _ROUTER = "layers.*.attention.latent.", "layers.*.feedforward.router."
@@ -45,7 +62,7 @@ def _score_scale(entries: StrictDict, d_head: int) -> float | None:
     if rule.get("rope_type", rule.get("type", "default")) == "default" or not weight:
         return None
     g = 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-    return float(d_head**-0.5 * g * g)
+    return float(d_head**-0.5 * (g * g))
 
 
 def _number(value: object) -> float:
@@ -87,6 +104,80 @@ def _write_layers(config: DecoderConfig) -> Entries:
         "qk_nope_head_dim": attention.d_head - attention.d_turning,
         "rope_interleave": rotary is not None and rotary.layout == "interleaved",
         "num_nextn_predict_layers": 0,
+    }
+
+
+def _read_gguf_layers(entries: StrictDict, values: Values, count: int) -> list[Patch]:
+    if entries.take_optional("rope.scaling.type", str) == "linear":
+        raise ConfigError(
+            f"{entries.where}: rope.scaling.type is linear, under which llama.cpp scales scores of "
+            "deepseek2 as for yarn; yarn is supported"
+        )
+    first = entries.take("leading_dense_block_count", int, 0)
+    dense = {"kind": "glu", "d_ff": values["feed_forward_length"], "activation": "silu"}
+    biased = any(name.endswith(".exp_probs_b.bias") for name in values.shapes)
+    rotary = {"attention.rotary": FULL, "attention.rotary.layout": "interleaved"}
+    mixed = {"feedforward.router.selection_bias": biased}
+    return [
+        {**rotary, **({"feedforward": dense} if layer < first else mixed)} for layer in range(count)
+    ]
+
+
+_OR_NONE = Form(read=lambda width: width or None)
+# Counts of layers of which llama.cpp takes it that queries are made of no narrower vector.
+_LITE = (26, 27)
+
+
+def _write_gguf_layers(config: DecoderConfig) -> Entries:
+    attention = config.layers[0].attention
+    latent, rotary = attention.latent, attention.rotary
+    if latent is None or rotary is None or rotary.layout != "interleaved":
+        raise ConfigError(
+            "GGUF's deepseek2 has latent attention with interleaved rotation and no other; write "
+            "a directory"
+        )
+    written = _write_layers(config)
+    mixtures = [w for w in (x.feedforward for x in config.layers) if isinstance(w, MixtureConfig)]
+    if any(1 < each.router.n_groups == each.router.top_groups for each in mixtures):
+        raise ConfigError(
+            "llama.cpp reads no groups of experts that are all open (n_groups and top_groups "
+            "equal); set both to 1, which is the same"
+        )
+    if config.n_layers in _LITE and latent.q_rank is not None:
+        raise ConfigError(
+            f"llama.cpp takes a deepseek2 of {config.n_layers} layers to have no q_rank, and here "
+            f"it is {latent.q_rank}; write a directory"
+        )
+    return {
+        # One head of keys and values, as wide as what is cached.
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent.kv_rank + latent.d_rope,
+        "attention.value_length": latent.kv_rank,
+        # Its readers ask for the key, and take 0 for none.
+        "attention.q_lora_rank": latent.q_rank or 0,
+        "leading_dense_block_count": written["first_k_dense_replace"],
+        "feed_forward_length": written["intermediate_size"],
+        "expert_shared_count": written["n_shared_experts"] or 0,
+        **_gguf_factors(attention),
+    }
+
+
+def _gguf_factors(attention: AttentionConfig) -> Entries:
+    """The keys from which llama.cpp makes YaRN's factors of rotation and of scores.
+
+    With m the log multiplier and a the factor: a, and a·(1 + m·ln s); but a·(1 + 0.1·ln s) for both
+    where m is 0.
+    """
+    rule = None if attention.rotary is None else attention.rotary.scaling
+    if not isinstance(rule, YaRN) or rule.factor <= 1.0:
+        return {}
+    rotation, log = rule.attention_factor(), math.log(rule.factor)
+    scores = math.sqrt(attention.score_scale * math.sqrt(attention.d_head))
+    if math.isclose(rotation, scores):
+        return {"rope.scaling.attn_factor": rotation / (1 + 0.1 * log)}
+    return {
+        "rope.scaling.attn_factor": rotation,
+        "rope.scaling.yarn_log_multiplier": (scores / rotation - 1) / log,
     }
 
 
@@ -173,5 +264,73 @@ DEEPSEEK_V3 = Family(
         },
         layouts=numbered_experts("mlp.experts", gate="gate_proj", up="up_proj", down="down_proj"),
         passes_over_later_layers=True,
+    ),
+    gguf=GGUFTable(
+        architecture="deepseek2",
+        keys=gguf_expert_keys(
+            without={
+                "attention.head_count_kv",
+                "attention.key_length",
+                "attention.value_length",
+                "attention.layer_norm_rms_epsilon",
+            },
+            more=(
+                # Of all norms, those of the latent vectors too.
+                Key("attention.layer_norm_rms_epsilon", float, (*EPS, f"{_LATENT}norm.eps")),
+                Key("attention.key_length_mla", int, (D_HEAD,)),
+                Key("attention.value_length_mla", int, (f"{_LATENT}d_value",)),
+                Key("attention.kv_lora_rank", int, (f"{_LATENT}kv_rank",)),
+                Key("attention.q_lora_rank", int, (f"{_LATENT}q_rank",), default=0, form=_OR_NONE),
+                Key("rope.dimension_count", int, (f"{_LATENT}d_rope",)),
+                Key("feed_forward_length", int, default=None),
+                Key("expert_shared_count", int),
+                Key("expert_weights_scale", float, (f"{_ROUTER}scale",), default=1.0),
+                Key("expert_weights_norm", bool, (NORMALISE,), default=False),
+                Key(
+                    "expert_gating_func",
+                    int,
+                    (f"{_ROUTER}score",),
+                    default=1,
+                    form=choice({1: "softmax", 2: "sigmoid"}),
+                ),
+                Key("expert_group_count", int, (f"{_ROUTER}n_groups",), default=1),
+                Key("expert_group_used_count", int, (f"{_ROUTER}top_groups",), default=1),
+            ),
+        ),
+        derived=(
+            Derived((N_KV_HEADS,), lambda v: v["attention.head_count"]),
+            Derived(
+                ("layers.*.feedforward.shared.d_ff",),
+                lambda v: v["expert_feed_forward_length"] * v["expert_shared_count"],
+            ),
+        ),
+        layers=LayerTable(_read_gguf_layers, _write_gguf_layers),
+        yarn_scales_scores=True,
+        fixed={"nextn_predict_layers": 0},
+        # What the cache holds, which other keys say.
+        ignored=frozenset(
+            {"attention.head_count_kv", "attention.key_length", "attention.value_length"}
+        ),
+        tensors=only(
+            gguf_names() | dict(GGUF_EXPERTS),
+            ".bias",
+            "attention.k.",
+            "attention.v.",
+            ".shared_gate",
+        )
+        | {
+            "layers.{i}.attention.q_down.weight": "blk.{i}.attn_q_a.weight",
+            "layers.{i}.attention.q_norm.weight": "blk.{i}.attn_q_a_norm.weight",
+            "layers.{i}.attention.q_up.weight": "blk.{i}.attn_q_b.weight",
+            "layers.{i}.attention.kv_down.weight": "blk.{i}.attn_kv_a_mqa.weight",
+            "layers.{i}.attention.kv_norm.weight": "blk.{i}.attn_kv_a_norm.weight",
+        },
+        layouts=(
+            KeysAndValues(
+                "blk.{i}.attn_k_b.weight",
+                "blk.{i}.attn_v_b.weight",
+                ("layers.{i}.attention.kv_up.weight",),
+            ),
+        ),
     ),
 )

@@ -1,10 +1,10 @@
-"""What families with experts share: template, keys, and how directories hold the matrices."""
+"""What families with experts share: template, keys, and how files hold the matrices."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from armillary.checkpoints.families.common import HUGGINGFACE_KEYS, changed
+from armillary.checkpoints.families.common import GGUF_KEYS, HUGGINGFACE_KEYS, changed, names
 from armillary.checkpoints.families.family import Entries, Key
 from armillary.checkpoints.layouts import Numbered
 
@@ -76,3 +76,40 @@ def numbered_experts(module: str, gate: str, up: str, down: str) -> tuple[Number
         )
         for ours, theirs in {"gate": gate, "up": up, "down": down}.items()
     )
+
+
+def gguf_expert_keys(
+    *, without: frozenset[str] | set[str] = frozenset(), more: tuple[Key, ...] = ()
+) -> tuple[Key, ...]:
+    """llama.cpp's keys with a feed-forward of experts in the place of Llama's; others as `changed`.
+
+    An expert's width has a key of its own.
+    """
+    return changed(
+        GGUF_KEYS,
+        without={"feed_forward_length", *without},
+        more=(
+            Key("expert_count", int, (N_EXPERTS,)),
+            Key("expert_used_count", int, (TOP_K,)),
+            Key("expert_feed_forward_length", int, (f"{_MIXTURE}expert.d_ff",)),
+            *more,
+        ),
+    )
+
+
+_PROJECTIONS = ("gate", "up", "down")
+GGUF_EXPERTS: Mapping[str, str] = {
+    **names(
+        "layers.{i}.feedforward.experts.",
+        "blk.{i}.",
+        {name: f"ffn_{name}_exps" for name in _PROJECTIONS},
+    ),
+    **names(
+        "layers.{i}.feedforward.shared.",
+        "blk.{i}.",
+        {name: f"ffn_{name}_shexp" for name in _PROJECTIONS},
+    ),
+    **names("layers.{i}.feedforward.", "blk.{i}.", {"router": "ffn_gate_inp"}),
+    "layers.{i}.feedforward.router.selection_bias": "blk.{i}.exp_probs_b.bias",
+}
+"""Our parameters of mixtures → llama.cpp's tensors, which hold the experts of a layer as we do."""

@@ -285,6 +285,8 @@ class GGUFTable:
     divisors    tensors of divisors of frequencies that llama.cpp reads in this architecture
     needs_head  whether it reads no file without a head of its own
     passed_over paths that files say and llama.cpp passes over
+    yarn_scales_scores  whether YaRN's keys say the scale of scores too (`yarn_log_multiplier`)
+    rounds_yarn whether the models round YaRN's bounds; llama.cpp always does
     tensors, layouts, fixed, ignored, keys, derived, layers  as in `HuggingFaceTable`
     """
 
@@ -300,6 +302,8 @@ class GGUFTable:
     divisors: frozenset[str] = frozenset()
     needs_head: bool = False
     passed_over: tuple[str, ...] = ()
+    yarn_scales_scores: bool = False
+    rounds_yarn: bool = True
     fixed: Mapping[str, object] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
 
