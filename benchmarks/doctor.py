@@ -177,7 +177,8 @@ def main() -> None:
         else:
             holds = "yes" if row["holds"] else "no"
             print(f"{holds:>3}  {fault.name:<28} {row['seconds']:>6} s  {row['said']}", flush=True)
-    print(f"{sum(bool(row['holds']) for row in rows)} of {len(rows)} hold", file=sys.stderr)
+    summary = f"{sum(bool(row['holds']) for row in rows)} of {len(rows)} named"
+    print(summary, file=sys.stderr if arguments.json else sys.stdout)
     sys.exit(1 if arguments.check and not all(row["holds"] for row in rows) else 0)
 
 

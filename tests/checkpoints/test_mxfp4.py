@@ -2,6 +2,7 @@
 
 import json
 
+import gguf
 import numpy as np
 import pytest
 import safetensors.torch
@@ -164,3 +165,14 @@ def test_bytes_without_a_method_are_refused(tmp_path):
     path.write_text(json.dumps(entries))
     with pytest.raises(CheckpointError, match="is U8, but config.json has no quantization_config"):
         open_checkpoint(directory)
+
+
+@pytest.mark.peer
+def test_in_gguf_blocks_are_copied_and_vectors_of_experts_and_routers_are_float32(tmp_path):
+    """Engines refuse biases in 16 bits, and a router's rounding picks other experts."""
+    directory, _ = published(tmp_path / "m", swiglu_limit=7.0)
+    path = convert(open_checkpoint(directory), tmp_path / "m.gguf", "gguf").path
+    for tensor in gguf.GGUFReader(path).tensors:
+        wanted = "F32" if ".bias" in tensor.name or "gate_inp" in tensor.name else None
+        wanted = "MXFP4" if tensor.name.endswith("_exps.weight") else wanted
+        assert wanted in {tensor.tensor_type.name, None}, tensor.name

@@ -49,6 +49,29 @@ def test_the_matrix_that_gives_the_logits_keeps_eight_bits(tmp_path, target, tie
     assert encodings["layers.0.attention.q.weight"] == TARGETS[target]
 
 
+@pytest.mark.parametrize(
+    ("target", "shorter", "logits"),
+    [("q4_k", "Q5_0", "Q8_0"), ("q5_k", "Q5_1", "Q8_0"), ("q6_k", "Q8_0", "Q6_K")],
+)
+def test_rows_of_no_whole_super_blocks_have_shorter_blocks_and_it_is_said(
+    tmp_path, target, shorter, logits
+):
+    """d_model 256 is one; 96, of d_ff, is three blocks of 32; 60, of the heads, is neither."""
+    sizes = {"vocab_size": 61, "d_model": 256, "n_layers": 1, "n_heads": 6, "d_head": 10}
+    config = DecoderConfig.uniform(**sizes, d_ff=96, max_positions=32)
+    encodings, notices = chosen(saved(tmp_path / "m", config), target)
+    assert encodings["head.weight"] == logits
+    assert encodings["layers.0.attention.q.weight"] == TARGETS[target]
+    assert encodings["layers.0.attention.out.weight"] == "F16"
+    assert encodings["layers.0.feedforward.down.weight"] == shorter
+    assert notices == [
+        "1 matrices have rows that are no multiple of 32 and are written as F16: "
+        "layers.0.attention.out.weight",
+        f"1 matrices have rows that are no multiple of 256 and are written as {shorter}: "
+        "layers.0.feedforward.down.weight",
+    ]
+
+
 def test_biases_and_a_table_of_positions_stay_as_exact_as_they_were(tmp_path):
     wide = VARIANTS["learned"].model_copy(update={"d_model": 64, "head_bias": True})
     encodings, _ = chosen(saved(tmp_path / "m", wide), "q8_0")
@@ -110,7 +133,7 @@ def test_tokenizer_and_generation_come_along(tmp_path):
 @pytest.mark.parametrize("target", TARGETS)
 def test_writing_holds_a_block_of_rows_at_a_time(tmp_path, target, name):
     """The issue allows a tensor; the largest here has 15 MB, and 60 MB are written in all."""
-    sizes = {"vocab_size": 30_000, "d_model": 128, "n_layers": 2, "n_heads": 2, "d_ff": 128}
+    sizes = {"vocab_size": 15_000, "d_model": 256, "n_layers": 2, "n_heads": 2, "d_ff": 256}
     big = DecoderConfig.uniform(**sizes, max_positions=64)
     before = saved(tmp_path / "before", big)
     encodings, _ = chosen(before, target)

@@ -113,7 +113,10 @@ def awkward_numbers(rows=40, width=192):
     return numbers.astype(np.float32)
 
 
-@pytest.mark.parametrize("encoding", QUANTIZED)
+BY_THE_LIBRARY = [encoding for encoding in QUANTIZED if encoding not in K_TYPES]
+
+
+@pytest.mark.parametrize("encoding", BY_THE_LIBRARY)
 def test_quantised_numbers_are_those_of_the_gguf_library_whatever_the_blocks_of_rows(encoding):
     numbers = np.tile(awkward_numbers(), (1, 9))[:, :1600].repeat(9, axis=0)
     kind = gguf.GGMLQuantizationType[encoding]
@@ -131,7 +134,7 @@ def test_quantised_numbers_are_those_of_the_gguf_library_whatever_the_blocks_of_
 @pytest.mark.parametrize(
     ("encoding", "steps"),
     [("Q8_0", 254.0), ("Q5_0", 32.0), ("Q5_1", 62.0), ("Q4_0", 16.0), ("Q4_1", 30.0)],
-    ids=QUANTIZED,
+    ids=BY_THE_LIBRARY,
 )
 def test_quantised_numbers_are_off_by_half_a_step_at_most(encoding, steps):
     """A step is the range over their number; Q4_0's eighth step up is cut off, and Q5_0's."""
@@ -155,9 +158,9 @@ def test_blocks_that_are_there_already_are_copied():
 @pytest.mark.parametrize("number", [np.nan, np.inf, 7e4])
 @pytest.mark.parametrize("encoding", QUANTIZED)
 def test_a_number_that_no_block_holds_is_refused_with_its_place(encoding, number):
-    numbers = np.ones((3, 32), np.float32)
+    numbers = np.ones((3, 256), np.float32)
     numbers[1, 5] = number
-    tensor = StoredTensor("w", (3, 32), "F32", numbers.reshape(-1).view(np.uint8), "m.gguf")
+    tensor = StoredTensor("w", (3, 256), "F32", numbers.reshape(-1).view(np.uint8), "m.gguf")
     with pytest.raises(CheckpointError, match=r"m\.gguf: w holds a number .* in rows 0 to 2; .*"):
         list(tensor.encoded(encoding))
     list(tensor.encoded("F32"))
@@ -166,8 +169,8 @@ def test_a_number_that_no_block_holds_is_refused_with_its_place(encoding, number
 def test_numbers_of_no_whole_blocks_are_a_programming_error():
     with pytest.raises(ValueError, match=r"rows of \(33,\) are no blocks of 32 in Q8_0"):
         encode(np.zeros((2, 33), np.float32), "Q8_0")
-    with pytest.raises(ValueError, match="not Q6_K"):
-        encode(np.zeros((2, 256), np.float32), "Q6_K")
+    with pytest.raises(ValueError, match="not Q3_K"):
+        encode(np.zeros((2, 256), np.float32), "Q3_K")
 
 
 @pytest.mark.parametrize("encoding", ["I32", "Q8_K", "F8_E5M2", "nonsense"])

@@ -14,7 +14,13 @@ from armillary.language_model import LanguageModel
 from support.evaluations import made_up_text, worded_model
 from support.models import build
 
-TARGETS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "bf16": "BF16"}
+TARGETS = {
+    "q8_0": "Q8_0",
+    "q4_0": "Q4_0",
+    "q4_1": "Q4_1",
+    "bf16": "BF16",
+    "q6_k": "Q8_0",  # rows of 64 are no super-blocks
+}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from armillary.diagnosis import search
 from armillary.diagnosis.doctor import examine
 from armillary.diagnosis.probe_text import built_in_texts
 from support import faults
@@ -93,3 +94,12 @@ def test_the_first_line_names_the_fault(learned, tmp_path, fault):
     assert first.code == fault.code
     assert report.diagnosis.startswith(first.fault)
     assert all(word in first.fault for word in fault.words), first.fault
+
+
+def test_neighbours_that_changed_places_are_found_though_neither_is_suspected(
+    learned, tmp_path, monkeypatch
+):
+    """In a deep model each does the other's work nearly as well: others can be missed more."""
+    monkeypatch.setattr(search, "_SUSPECTS", 0)
+    path = faults.swapped_layers(1, 2, as_float32)(learned, tmp_path)
+    assert look(path).findings[0].layers == (1, 2)

@@ -1,10 +1,13 @@
 """SmolLM2 against llama.cpp, on the same file.
 
-llama.cpp rounds activations to 8 bits before it multiplies them with quantised weights, so its
-logits on the Q4_1 file are off by several per cent of their spread. On the same weights written
-out as float32 it computes in float32, and there the comparison is tight.
+llama.cpp rounds activations to 8 bits before it multiplies them with quantised weights. A number
+near the edge of a step falls on either side by the order of a sum, and over 30 layers that is more
+than a unit in a logit: so far is llama.cpp, with a text at once, from itself with its tokens one
+by one. Nothing that sums in another order is nearer to it. On the same weights written out as
+float32 it computes in float32, and there every logit is compared, and every token of greedy texts.
 """
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 import armillary
+from armillary.checkpoints.gguf_file import read_gguf_file
 from armillary.language_model import LanguageModel
 from support.downloads import smollm2_gguf
 from support.llama_cpp_peer import llama_cpp_peer
@@ -26,10 +30,14 @@ PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n",
     "Once upon a time, in a small village by the sea, there lived",
+    "The three laws of motion are",
+    "Water boils at",
 ]
 TEXT = Path(__file__).parents[2] / "LICENSE"
-# Of logits that reach 43; rounding gives 1.5e-4.
+CODE = Path(statistics.__file__)
+# Of logits that reach 43; rounding gives 1.5e-4. What was promised is 5e-2.
 FLOAT32 = 1e-3
+PROMISED = 5e-2
 # Shares of the logits' root mean square, from 8-bit activations.
 QUANTISED = 5e-2
 NEAR_TIE = 0.5  # of logits whose root mean square is 7.4
@@ -119,15 +127,32 @@ def peer_logits(peer: Any, ids: list[int]) -> np.ndarray:
     return np.array(peer.scores[: len(ids)])
 
 
+def test_the_weights_are_those_that_the_gguf_library_reads():
+    """Bit for bit, so that the float32 file has the numbers that we compute with."""
+    ours = read_gguf_file(smollm2_gguf()).tensors
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf()).tensors}
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        expected = gguf.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(ours[name].to_float32(), expected)
+
+
 def test_logits_of_the_weights_as_float32(ours, text, float32_peer):
     assert np.abs(ours - peer_logits(float32_peer, text)).max() <= FLOAT32
 
 
-def test_greedy_tokens_of_the_weights_as_float32(completions, float32_peer):
+def test_logits_of_code_with_the_weights_as_float32(lm, float32_peer):
+    ids = lm.encode(CODE.read_text(encoding="utf-8"))[:256]
+    assert np.abs(logits_of(lm, ids) - peer_logits(float32_peer, ids)).max() <= FLOAT32
+
+
+def test_greedy_tokens_of_the_weights_as_float32(lm, completions, float32_peer):
     """A text is the greedy one when each of its tokens is the likeliest after those before it."""
     for prompt, continuation in completions:
-        logits = peer_logits(float32_peer, prompt + continuation)[len(prompt) - 1 : -1]
-        assert logits.argmax(-1).tolist() == continuation
+        assert len(continuation) == N_TOKENS
+        logits = peer_logits(float32_peer, prompt + continuation)
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == continuation
+        assert np.abs(logits_of(lm, prompt + continuation) - logits).max() <= FLOAT32
 
 
 def test_a_step_through_the_cache_of_llama_cpp_is_ours(lm, completions, float32_peer):
@@ -145,6 +170,20 @@ def test_a_step_through_the_cache_of_llama_cpp_is_ours(lm, completions, float32_
 def test_logits_of_the_quantised_file(ours, text, quantised_peer):
     difference = ours - peer_logits(quantised_peer, text)
     assert np.sqrt(np.mean(difference**2)) <= QUANTISED * np.sqrt(np.mean(ours**2))
+
+
+def test_llama_cpp_is_as_far_from_itself_on_the_quantised_file_as_from_us(
+    ours, text, quantised_peer
+):
+    """Why its single logits are not bounded here: it is not within what was promised either."""
+    at_once = peer_logits(quantised_peer, text)
+    quantised_peer.reset()
+    for token in text:
+        quantised_peer.eval([token])
+    one_by_one = np.array(quantised_peer.scores[: len(text)])
+    itself, from_us = at_once - one_by_one, ours - at_once
+    assert np.abs(itself).max() > 10 * PROMISED
+    assert np.sqrt(np.mean(from_us**2)) <= 2 * np.sqrt(np.mean(itself**2))
 
 
 def test_greedy_tokens_of_the_quantised_file_differ_at_near_ties_only(

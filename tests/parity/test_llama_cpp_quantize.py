@@ -15,7 +15,9 @@ import torch
 
 from armillary.checkpoints import Checkpoint, open_checkpoint, save_armillary
 from armillary.checkpoints.gguf_file import read_gguf_file
+from armillary.checkpoints.k_types import K_TYPES
 from armillary.checkpoints.quantize import TARGETS, choose_encodings, write_encoded
+from armillary.checkpoints.tensors import to_write as encoded_to_write
 from armillary.config import DecoderConfig
 from armillary.rope_scaling import (
     NTK,
@@ -36,10 +38,13 @@ pytestmark = [pytest.mark.llamacpp, pytest.mark.download]
 WINDOW = 128
 TEXT = "Grüße! It's 12345 o'clock,\n\n\tdef f(x): return x  # 中文 🙂"
 FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
+K_FILE_TYPES = {"Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
 # Of the largest logit's size, from float32 sums in another order.
 FLOAT32 = 1e-4
 # Of the logits' root mean square, from activations that llama.cpp rounds to 8 bits (bf16: to 8).
 ROUNDED = 5e-2
+# Of K types: there 256 activations share the scale that 32 do elsewhere.
+ROUNDED_FOR_K = 7e-2
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +57,11 @@ def model(
     tokenizer: Tokenizer,
     scaling: AnyRopeScaling | None = None,
     tie_head: bool = False,
+    d_model: int = 96,
 ) -> Checkpoint:
     config = DecoderConfig.uniform(
         vocab_size=tokenizer.vocab_size + 8,  # more embeddings than tokens
-        d_model=96,
+        d_model=d_model,
         n_layers=2,
         n_heads=6,
         n_kv_heads=2,
@@ -66,7 +72,8 @@ def model(
         rope_scaling=scaling,
         tie_head=tie_head,
     )
-    save_armillary(directory, config, to_write(build(config, std=0.2).float()), tokenizer)
+    std = 0.2 * (96 / d_model) ** 0.5  # so that sums over wider rows are as large
+    save_armillary(directory, config, to_write(build(config, std=std).float()), tokenizer)
     return open_checkpoint(directory)
 
 
@@ -91,7 +98,7 @@ def theirs(opened: Any, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", FILE_TYPES)
 def test_the_file_has_the_bytes_that_llama_cpp_gives_each_tensor(tmp_path, tokenizer, target, tied):
     import llama_cpp
 
@@ -141,19 +148,72 @@ def test_llama_cpp_computes_what_we_do_under_each_rule(tmp_path, tokenizer, rule
     assert found.argmax(-1).tolist() == expected.argmax(-1).tolist()
 
 
+@pytest.fixture(scope="module")
+def smollm2_part(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Two layers of SmolLM2 in float32, and fewer tokens: real weights, in rows of 576 and 1536."""
+    whole = open_checkpoint(smollm2_gguf())
+    assert whole.tokenizer is not None
+    config = whole.config.model_copy(update={"layers": whole.config.layers[:2]})
+    path = tmp_path_factory.mktemp("part") / "m"
+    kept = [
+        tensor
+        for name, tensor in whole.tensors.items()
+        if not name.startswith("layers.") or int(name.split(".")[1]) < 2
+    ]
+    tensors = [encoded_to_write(tensor, "F32") for tensor in kept]
+    save_armillary(path, config, tensors, whole.tokenizer)
+    return open_checkpoint(path)
+
+
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_k_types_are_as_near_to_real_weights_as_those_of_llama_cpp(tmp_path, smollm2_part, kind):
+    """Rows of no whole super-blocks have the type that llama.cpp falls back to, to the bit."""
+    import llama_cpp
+
+    before = smollm2_part
+    write_encoded(tmp_path / "f32.gguf", before, dict.fromkeys(before.tensors, "F32"))
+    write_encoded(tmp_path / "ours.gguf", before, choose_encodings(before, kind)[0])
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.nthread, params.ftype, params.pure = 1, K_FILE_TYPES[kind], True
+    params.token_embedding_type = int(gguf.GGMLQuantizationType.Q8_0)
+    names = [str(tmp_path / name).encode() for name in ("f32.gguf", "theirs.gguf")]
+    assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
+    f32, found, expected = (
+        read_gguf_file(tmp_path / f"{name}.gguf").tensors for name in ("f32", "ours", "theirs")
+    )
+    kinds = set()
+    for name, tensor in expected.items():
+        assert found[name].encoding == tensor.encoding, name
+        kinds.add(tensor.encoding)
+        if tensor.encoding != kind:
+            np.testing.assert_array_equal(found[name].data, tensor.data)
+            continue
+        meant = f32[name].to_float32()
+        off, their_off = (
+            float(np.sqrt(np.mean((each.to_float32() - meant) ** 2)))
+            for each in (found[name], tensor)
+        )
+        assert off <= 1.05 * their_off, name
+    assert kind in kinds
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_llama_cpp_reads_each_type_as_our_decoder_reads_it(tmp_path, source, target):
+def test_llama_cpp_reads_each_type_as_our_decoder_reads_it(tmp_path, tokenizer, target):
     path = tmp_path / "m.gguf"
-    write_encoded(path, source, choose_encodings(source, TARGETS[target])[0])
+    source = model(tmp_path / "m", tokenizer, d_model=256 if TARGETS[target] in K_TYPES else 96)
+    encodings, _ = choose_encodings(source, TARGETS[target])
+    assert encodings["layers.0.attention.q.weight"] == TARGETS[target]
+    write_encoded(path, source, encodings)
     ids = ids_of()
     expected = ours(open_checkpoint(path), ids)
     with llama_cpp_peer(path, WINDOW) as opened:
         found = theirs(opened, ids)
     size = np.sqrt(np.mean(expected**2))
-    assert np.sqrt(np.mean((found - expected) ** 2)) <= ROUNDED * size
+    rounded = ROUNDED_FOR_K if TARGETS[target] in K_TYPES else ROUNDED
+    assert np.sqrt(np.mean((found - expected) ** 2)) <= rounded * size
     for position in np.flatnonzero(found.argmax(-1) != expected.argmax(-1)):
         second, best = np.sort(expected[position])[-2:]
-        assert best - second <= 4 * ROUNDED * size
+        assert best - second <= 4 * rounded * size
 
 
 def test_greedy_tokens_of_the_written_file_are_ours(tmp_path, source):

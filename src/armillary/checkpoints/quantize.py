@@ -20,9 +20,19 @@ from armillary.checkpoints.tensors import (
     to_write,
 )
 
-TARGETS: Mapping[str, str] = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "bf16": "BF16"}
+TARGETS: Mapping[str, str] = {
+    "q8_0": "Q8_0",
+    "q6_k": "Q6_K",
+    "q5_k": "Q5_K",
+    "q4_k": "Q4_K",
+    "q4_1": "Q4_1",
+    "q4_0": "Q4_0",
+    "bf16": "BF16",
+}
 
-_FEW_BITS = frozenset({"Q5_0", "Q5_1", "Q4_0", "Q4_1"})
+_FEW_BITS = frozenset({"Q5_0", "Q5_1", "Q4_0", "Q4_1", "Q4_K", "Q5_K"})
+# What llama.cpp takes where rows are no whole super-blocks.
+_SHORTER_BLOCKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _LOGITS = "Q8_0"
 _NO_BLOCKS = "F16"  # llama.cpp's, of matrices whose rows are no whole blocks
 _NOTHING_LOST = "F32"
@@ -42,26 +52,29 @@ def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str
     """The encoding for each parameter when matrices are brought to `target`, and notices.
 
     Vectors, tables of positions and routers are F32 (`stays_exact`). Matrices whose rows are no
-    whole count of blocks are F16. The matrix that gives the logits (the head, or the embedding
-    when tied to it) has 8 bits where `target` has 4.
+    whole count of super-blocks have the blocks of 32 that llama.cpp takes then; where these do not
+    fit either they are F16. The matrix that gives the logits (the head, or the embedding when tied
+    to it) has 8 bits where `target` has 4 or 5.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     logits = "embedding.weight" if config.tie_head else "head.weight"
-    encodings, unfit = {}, []
+    encodings: dict[str, str] = {}
+    unfit: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         wanted = _LOGITS if name == logits and target in _FEW_BITS else target
         if stays_exact(tensor):
             wanted = _NOTHING_LOST
-        elif tensor.shape[-1] % block_size(wanted)[0]:
-            wanted = _NO_BLOCKS
-            unfit.append(name)
+        else:
+            fitting = _fitting(wanted, tensor.shape[-1])
+            if fitting != wanted:
+                unfit.setdefault(fitting, []).append(name)
+            wanted = fitting
         encodings[name] = wanted
-    notices = []
-    if unfit:
-        notices.append(
-            f"{len(unfit)} matrices have rows that are no multiple of {block_size(target)[0]} and "
-            f"are written as {_NO_BLOCKS}: {unfit[0]}{' and others' if len(unfit) > 1 else ''}"
-        )
+    notices = [
+        f"{len(names)} matrices have rows that are no multiple of {_needed(target, instead)} and "
+        f"are written as {instead}: {names[0]}{' and others' if len(names) > 1 else ''}"
+        for instead, names in unfit.items()
+    ]
     before = sorted(
         {
             tensor.encoding
@@ -76,6 +89,18 @@ def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str
             "the original where there is one"
         )
     return encodings, notices
+
+
+def _fitting(wanted: str, width: int) -> str:
+    """`wanted` where a row is a whole count of its blocks, else what comes nearest."""
+    while width % block_size(wanted)[0]:
+        wanted = _SHORTER_BLOCKS.get(wanted, _NO_BLOCKS)
+    return wanted
+
+
+def _needed(target: str, instead: str) -> int:
+    """What rows that are written as `instead` are no multiple of."""
+    return block_size(_LOGITS if instead == _NO_BLOCKS else target)[0]
 
 
 def bytes_of(checkpoint: Checkpoint, encodings: Mapping[str, str] | None = None) -> int:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from armillary.checkpoints.k_types import K_TYPES, k_blocks
 from armillary.errors import CheckpointError
 
 # Elements handled at once: 1 MiB as float32, small beside any weight.
@@ -30,7 +31,7 @@ _FP8, RAW = "F8_E4M3", "U8"
 # The commonest blocks' elements and bytes: the gguf library, which has all, is imported for others.
 BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
 # Block encodings that weights can be brought to.
-QUANTIZED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
+QUANTIZED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", *K_TYPES)
 # 32 numbers of FP4 (E2M1) with a scale, a power of two (E8M0): a byte of it, then 16 of them.
 _FP4, _FP4_BLOCK = "MXFP4", 32
 # Scales are half-precision numbers; a weight above the largest of them has none in any of these.
@@ -664,8 +665,8 @@ def encode(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
     """Return float32 numbers as the bytes of a plain encoding or of one of `QUANTIZED`.
 
     Plain numbers are rounded to nearest even; blocks, which run along the last dimension, are
-    those of ggml's reference quantisers. Raises ValueError for another encoding, and for rows that
-    are no whole count of blocks.
+    those of ggml's reference quantisers (of the K types our own). Raises ValueError for another
+    encoding, and for rows that are no whole count of blocks.
     """
     numbers = np.ascontiguousarray(numbers, dtype=np.float32)
     if encoding == "BF16":
@@ -683,13 +684,15 @@ def encode(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
 
 
 def _quantize(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
-    import gguf
-
     elements, _ = block_size(encoding)
     if not numbers.shape or numbers.shape[-1] % elements:
         raise ValueError(f"rows of {numbers.shape[-1:]} are no blocks of {elements} in {encoding}")
     if not numbers.size:
         return np.empty(0, dtype=np.uint8)
+    if encoding in K_TYPES:
+        return k_blocks(numbers.reshape(-1, elements), encoding).reshape(-1)
+    import gguf
+
     # A block of subnormal numbers has a step of which there is no reciprocal, and scale 0.
     with np.errstate(over="ignore", invalid="ignore"):
         blocks = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[encoding])

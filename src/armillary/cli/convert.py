@@ -31,12 +31,26 @@ def convert(
         ),
     ],
     dtype: Annotated[
-        Literal["float64", "float32", "float16", "bfloat16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+        Literal[
+            "float64",
+            "float32",
+            "float16",
+            "bfloat16",
+            "q8_0",
+            "q6_k",
+            "q5_k",
+            "q4_k",
+            "q5_1",
+            "q5_0",
+            "q4_1",
+            "q4_0",
+        ]
         | None,
         typer.Option(
             metavar="TYPE",
             help="Number type of the weights: float32, float16, bfloat16, float64; also q8_0, "
-            "q5_1, q5_0, q4_1, q4_0 where the format holds blocks. As stored when not given.",
+            "q6_k, q5_k, q4_k, q5_1, q5_0, q4_1, q4_0 where the format holds blocks. As stored "
+            "when not given.",
             show_default=False,
         ),
     ] = None,

@@ -18,6 +18,7 @@ from armillary.cli._options import (
 if TYPE_CHECKING:
     from armillary.checkpoints.checkpoint import Checkpoint
     from armillary.diagnosis.parting import StepDifference
+    from armillary.diagnosis.weight_difference import WeightDifference
 
 Type = Literal["float32", "float64", "bfloat16", "float16"]
 _TYPES = "float32, float64, bfloat16 or float16"
@@ -122,6 +123,7 @@ def diff(
         _run(one, "armillary", dtype, ids), _run(second, library, theirs, ids), allowed
     )
     parting = first_parting(found)
+    unexplained = _unexplained(one, second)
     facts = {
         "model": model,
         "other": other or model,
@@ -129,19 +131,34 @@ def diff(
         "dtypes": [dtype, theirs],
         "tokens": len(ids),
         "parts": None if parting is None else parting.to_dict(),
+        "weights": None if unexplained is None else unexplained.to_dict(),
         "steps": [step.to_dict() for step in found],
         "notes": notes,
     }
     if json:
         print_json(facts)
     else:
-        _print(facts, found, parting)
-    if parting is not None:
+        _print(facts, found, parting, unexplained)
+    if parting is not None or unexplained is not None:
         raise typer.Exit(1)
 
 
 def _encodings(checkpoint: "Checkpoint") -> set[str]:
     return {tensor.encoding for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1}
+
+
+def _unexplained(one: "Checkpoint", second: "Checkpoint") -> "WeightDifference | None":
+    """The first tensor that differs by more than the encodings of two files explain."""
+    from armillary.diagnosis.weight_difference import first_unexplained, weight_differences
+
+    if _encodings(one) == _encodings(second) or _layouts(one) != _layouts(second):
+        return None  # the steps tell as much, or the rows of Q and K lie in another order
+    return first_unexplained(weight_differences(one.tensors, second.tensors) or [])
+
+
+def _layouts(checkpoint: "Checkpoint") -> list[str | None]:
+    rotations = [getattr(layer.attention, "rotary", None) for layer in checkpoint.config.layers]
+    return [None if rotary is None else rotary.layout for rotary in rotations]
 
 
 def _run(checkpoint: "Checkpoint", library: str, dtype: str, ids: list[int]) -> Any:
@@ -180,10 +197,19 @@ def _notes(one: "Checkpoint", second: "Checkpoint", text: str, count: int) -> li
 
 
 def _print(
-    facts: dict[str, Any], found: "list[StepDifference]", parting: "StepDifference | None"
+    facts: dict[str, Any],
+    found: "list[StepDifference]",
+    parting: "StepDifference | None",
+    unexplained: "WeightDifference | None",
 ) -> None:
     console = output_console()
-    if parting is None:
+    if unexplained is not None:
+        said = (
+            f"the weights part at {unexplained.name}, row {unexplained.row}: "
+            f"{unexplained.relative:.2g} of its size apart, "
+            f"{unexplained.explained:.2g} is explained by the encodings"
+        )
+    elif parting is None:
         said = f"the same up to rounding, in all {len(found)} steps"
     else:
         said = (

@@ -14,11 +14,12 @@ def quantize(
     model: Model,
     *,
     to: Annotated[
-        Literal["q8_0", "q4_0", "q4_1", "bf16"],
+        Literal["q8_0", "q6_k", "q5_k", "q4_k", "q4_1", "q4_0", "bf16"],
         typer.Option(
             "--to",
             metavar="TYPE",
-            help="q8_0 (8.5 bits a weight), q4_0 (4.5), q4_1 (5) or bf16 (16).",
+            help="q8_0 (8.5 bits a weight), q6_k (6.6), q5_k (5.5), q4_k (4.5), q4_1 (5), "
+            "q4_0 (4.5) or bf16 (16).",
             show_default=False,
         ),
     ],

@@ -7,7 +7,7 @@ stand out. Of a healthy model none helps: conventions that were trained with are
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -305,11 +305,12 @@ class _State:
         return self._best(hopeful, "the likeliest of these")
 
     def _exchanges_of_layers(self, suspects: Sequence[int]) -> list[Hypothesis]:
-        """Suspects that may have changed places with each other or with a neighbour."""
-        pairs = {tuple(sorted((one, one + step))) for one in suspects for step in (-1, 1)}
-        pairs |= set(combinations(sorted(suspects), 2))
-        within = [pair for pair in sorted(pairs) if pair[0] >= 0 and pair[1] < self._layers]
-        found = [exchanged_layers(self.patient, one, other) for one, other in within]
+        """Layers that may have changed places: neighbours, and suspects with each other.
+
+        Two neighbours exchanged do nearly the same work as before, so neither need be a suspect.
+        """
+        pairs = set(pairwise(range(self._layers))) | set(combinations(sorted(suspects), 2))
+        found = [exchanged_layers(self.patient, one, other) for one, other in sorted(pairs)]
         return [hypothesis for hypothesis in found if hypothesis is not None]
 
     @property

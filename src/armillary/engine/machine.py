@@ -44,6 +44,11 @@ class Machine:
         listed = ",".join(("+" if there else "-") + name for name, there in features.items())
         return cls(triple, cpu, listed, dot, has("avx512bf16", "avx512bw"))
 
+    @property
+    def wide(self) -> bool:
+        """Whether 16 words are one register, and there are 32 of them."""
+        return "+avx512f" in self.features.split(",")
+
 
 @cache
 def host() -> Machine:

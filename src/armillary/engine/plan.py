@@ -44,7 +44,10 @@ class Plan:
     """
 
     alone = True
-    """Whether each thread norms all rows for itself."""
+    """Whether each thread norms all rows, and rounds them, for itself."""
+    _panels: NDArray[np.uint8] | None = None
+    """Memory for products of more than ROWS rows, and how much of it is each thread's."""
+    _panel_bytes = 0
 
     def __init__(
         self,
@@ -566,6 +569,8 @@ class Plan:
                 out=out.data,
                 out_stride=out.stride,
                 adds=int(adds),
+                scratch=self._panels,
+                scratch_bytes=self._panel_bytes,
                 **which,
             )
 
@@ -580,12 +585,12 @@ class Plan:
     def _rounded(
         self, x: Buffer, k: int, rows: NDArray[np.int64] | None, slots: Slots | None
     ) -> Buffer:
-        """Rows as int8, which each thread makes for itself."""
+        """Rows as int8, which each thread makes for itself where they are few."""
         _, which = self._which("", rows, slots)
-        out = self._own("int8", int8.row_bytes(k), slots)
+        out = self._buffer("int8", int8.row_bytes(k), self._threads if self.alone else 0, slots)
         self.program.add(
             "quantise",
-            wait=False,
+            wait=not self.alone,
             x=x.data,
             x_stride=x.stride,
             x_private=x.private,

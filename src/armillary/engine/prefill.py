@@ -41,6 +41,7 @@ class _Tiled(Plan):
             ),
         )
         self._scratch = aligned(self._scratch_bytes * self._threads)
+        self._panels, self._panel_bytes = self._scratch, self._scratch_bytes
 
     def _attend(
         self,
@@ -85,7 +86,17 @@ class _Tiled(Plan):
         rows: NDArray[np.int64] | None = None,
         slots: Slots | None = None,
     ) -> None:
-        """x times matrices, in the numbers that each matrix's format is multiplied as."""
+        """x times matrices, in the numbers that each matrix's format is multiplied as.
+
+        Those that meet int8 do it as in few rows, to the same bits.
+        """
+        blocks = [each for each in wanted if each[0].format.activations == "int8"]
+        wanted = [each for each in wanted if each[0].format.activations != "int8"]
+        if blocks:
+            last = wait and not wanted
+            super()._multiply(blocks, x, k, wait=last, adds=adds, rows=rows, slots=slots)
+        if not wanted:
+            return
         name, which = self._which("matmul", rows, slots)
         numbers = [multiplied_as(matrix.format, host()) for matrix, _, _ in wanted]
         narrow = self._shared("narrow", -(-k // 2), slots)

@@ -27,17 +27,12 @@ _LINE = 64
 
 def tile_rows(machine: Machine) -> int:
     """Rows that meet at once: a divisor of MOST_ROWS."""
-    return MOST_ROWS if wide(machine) else 4
+    return MOST_ROWS if machine.wide else 4
 
 
 def tile_vectors(machine: Machine) -> int:
     """Vectors of columns that meet at once."""
-    return MOST_VECTORS if wide(machine) else 1
-
-
-def wide(machine: Machine) -> bool:
-    """Whether a vector of words is one register, and there are 32 of them."""
-    return "+avx512f" in machine.features.split(",")
+    return MOST_VECTORS if machine.wide else 1
 
 
 def multiplied_as(form: Format, machine: Machine) -> Number:

@@ -223,7 +223,7 @@ def test_each_expert_multiplies_its_own_slots(machine: str, name: str) -> None:
     activations = packed(x) if name in QUANTISED else x
     out = spaced(np.full((len(x), n), np.nan, np.float32))
     shared = {"k": k, "x_stride": activations.strides[0], "x_private": 0, "adds": 0}
-    shared |= {"out_stride": out.strides[0]}
+    shared |= {"out_stride": out.strides[0], "scratch": None, "scratch_bytes": 0}
     code = library_for(machine)
     call(
         f"experts_product_{name}",
@@ -258,7 +258,7 @@ def test_each_expert_multiplies_its_own_slots(machine: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("machine", machines())
-@pytest.mark.parametrize("name", ["F32", "BF16", "Q4_1"])
+@pytest.mark.parametrize("name", ["F32", "BF16"])
 def test_each_expert_multiplies_its_own_slots_in_tiles(machine: str, name: str) -> None:
     """To the last bit what `matmul` makes of one expert's rows; no tile ends where another does."""
     experts, n, k, rows = 5, 61, 96, 30

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from armillary.engine.tiling import panel_bytes
 from support.kernels import EPSILON, call, count, drawn, library_for, machines, spaced
 from support.quantised import PLAIN, QUANTISED, meant, numbers, packed, stored, summands
 
@@ -51,6 +52,8 @@ def multiply(
         out=out,
         out_stride=out.strides[0],
         adds=int(start is not None),
+        scratch=np.full(threads * panel_bytes(k), 0xFF, np.uint8),
+        scratch_bytes=panel_bytes(k),
         rows=count(len(x)),
     )
     assert np.isnan(out[:, n:]).all(), "written beyond a row"
@@ -109,6 +112,21 @@ def test_bias_order_and_adding(machine: str, name: str) -> None:
         check(machine, name, rows, x, threads=2, private=True, **more)
 
 
+@MACHINES
+@pytest.mark.parametrize("name", QUANTISED)
+def test_many_rows_are_each_row_alone(machine: str, name: str) -> None:
+    """To the last bit, though weights are laid out for them; parts of 16 rows and what is left."""
+    k, n = 160, 53
+    rows, x = stored(name, drawn(n, k)), packed(drawn(37, k, seed=1))
+    order = np.random.default_rng(2).permutation(n).astype(np.int64)
+    more: dict[str, Any] = {"bias": drawn(n, seed=3), "order": order}
+    alone = [multiply(machine, name, rows, x[row : row + 1], **more) for row in range(len(x))]
+    for count_of_rows in (1, 2, 16, 17, 37):
+        for threads in (1, 3):
+            some = multiply(machine, name, rows, x[:count_of_rows], threads=threads, **more)
+            np.testing.assert_array_equal(some, np.concatenate(alone[:count_of_rows]))
+
+
 @FORMATS
 def test_each_thread_reads_its_own_activations(name: str) -> None:
     k = widths(name)[-1]
@@ -133,6 +151,8 @@ def test_each_thread_reads_its_own_activations(name: str) -> None:
         out=out,
         out_stride=out.strides[0],
         adds=0,
+        scratch=None,
+        scratch_bytes=0,
         rows=count(3),
     )
     expected = (meant(x) if name in QUANTISED else x) @ numbers(name, rows).T

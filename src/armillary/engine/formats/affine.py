@@ -12,7 +12,7 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
-from armillary.engine.formats.blocks import Blocks, Meet, Nibbles
+from armillary.engine.formats.blocks import Blocks, Meet, Nibbles, Vectors
 from armillary.engine.formats.int8 import Group, Weights, in_lanes, numbers
 from armillary.engine.machine import Machine
 
@@ -25,6 +25,7 @@ class A4(Nibbles):
     name = "A4"
     nbytes = 24
     head = 8
+    parts = 2
 
     @staticmethod
     def pack(
@@ -46,6 +47,7 @@ class A8(Blocks):
 
     name = "A8"
     nbytes = 48
+    parts = 4
 
     @staticmethod
     def pack(
@@ -57,11 +59,14 @@ class A8(Blocks):
         out[:, 16:] = q.view(np.uint8)
         return out
 
-    def meet(self, e: Emit, machine: Machine, blocks: Sequence[ir.Value]) -> Meet:
+    def read(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[Vectors, Vectors]:
         """See Blocks."""
-        b = e.builder
-        d0, d1, m0, m1 = (numbers(e, blocks, F32, at) for at in (0, 4, 8, 12))
         quads = in_lanes(e, blocks, 16) + in_lanes(e, blocks, 32)
+        return quads, [numbers(e, blocks, F32, at) for at in (0, 4, 8, 12)]
+
+    def meet(self, e: Emit, machine: Machine, quads: Vectors, numbers: Vectors) -> Meet:
+        """See Blocks."""
+        b, (d0, d1, m0, m1) = e.builder, numbers
         weights = Weights(e, machine, quads, signed=True)
 
         def meet(x: Group) -> ir.Value:

@@ -9,13 +9,14 @@ from typing import ClassVar
 
 from llvmlite import ir
 
-from armillary.engine.emit import F32, FLOATS, I8, Emit, vector
+from armillary.engine.emit import F32, FLOATS, I8, I32, Emit, vector
 from armillary.engine.formats.format import Format
-from armillary.engine.formats.int8 import GROUP, LANES, Group, Weights, in_lanes
+from armillary.engine.formats.int8 import FEW_LANES, GROUP, QUADS, Group, Weights, in_lanes, lanes
 from armillary.engine.machine import Machine
 
+Vectors = list[ir.Value]
 Meet = Callable[[Group], ir.Value]
-"""What a block of each of LANES rows gives with a group of activations, before its scale s."""
+"""What a block of each of some rows gives with a group of activations, before its scale s."""
 
 
 class Blocks(Format):
@@ -23,11 +24,21 @@ class Blocks(Format):
 
     block = GROUP
     activations = "int8"
-    together = LANES
+    parts: ClassVar[int]
+    """How many numbers, as d, belong to a block."""
+
+    def together(self, machine: Machine, *, alone: bool) -> int:
+        """See Format. Where a block is read in several loads, fewer rows come faster."""
+        del machine, alone
+        return FEW_LANES
 
     @abstractmethod
-    def meet(self, e: Emit, machine: Machine, blocks: Sequence[ir.Value]) -> Meet:
-        """Read a block of each of LANES rows, once for all rows that they meet."""
+    def read(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[Vectors, Vectors]:
+        """Of a block of each of some rows: QUADS vectors of q, and `parts` of float32 numbers."""
+
+    @abstractmethod
+    def meet(self, e: Emit, machine: Machine, quads: Vectors, numbers: Vectors) -> Meet:
+        """Make ready what was read, once for all rows that it meets."""
 
     @abstractmethod
     def halves(self, e: Emit, block: ir.Value) -> Sequence[ir.Value]:
@@ -46,33 +57,82 @@ class Blocks(Format):
         totals: ir.Value,
     ) -> None:
         """See Format. The groups are added up in their order, whatever the number of rows."""
-        groups, zero = e.div(k, self.block), e.constant(0.0, vector(F32, LANES))
+        many = len(weights)
 
         def read(group: ir.Value) -> Meet:
             at = e.mul(group, self.nbytes)
-            e.prefetch(e.add(ahead, e.mul(at, LANES)), LANES * self.nbytes)
-            return self.meet(e, machine, [e.add(begin, at) for begin in weights])
-
-        def add(meet: Meet, start: ir.Value, group: ir.Value, before: ir.Value) -> ir.Value:
-            of_group = Group(e, start, k, group)
-            return e.fma(of_group.scale(), meet(of_group), before)
+            e.prefetch(e.add(ahead, e.mul(at, many)), many * self.nbytes)
+            return self.meet(e, machine, *self.read(e, [e.add(begin, at) for begin in weights]))
 
         alone = e.builder.icmp_unsigned("==", rows, e.int(1))
         with e.builder.if_else(alone) as (one, several):
             with one:
-                total = e.variable(zero)
-                with e.loop(groups) as group:
-                    total.set(add(read(group), x, group, total.get()))
+                total = e.variable(e.constant(0.0, vector(F32, many)))
+                with e.loop(e.div(k, self.block)) as group:
+                    of_group = Group(e, x, k, group, many)
+                    total.set(e.fma(of_group.scale(), read(group)(of_group), total.get()))
                 e.store(total.get(), totals)
             with several:
-                with e.loop(rows) as row:
-                    e.store(zero, e.add(totals, e.mul(row, 4 * LANES)))
-                with e.loop(groups) as group:
-                    meet = read(group)
-                    with e.loop(rows) as row:
-                        place = e.add(totals, e.mul(row, 4 * LANES))
-                        before = e.load(zero.type, place)
-                        e.store(add(meet, e.add(x, e.mul(row, stride)), group, before), place)
+                self._several(e, many, read, x, stride, k, rows, totals)
+
+    def together_laid(self, machine: Machine) -> int:
+        """See Format."""
+        return lanes(machine)
+
+    def lay(self, e: Emit, weights: Sequence[ir.Value], k: ir.Value, panel: ir.Value) -> None:
+        """See Format."""
+        step = 4 * len(weights)
+        with e.loop(e.div(k, self.block)) as group:
+            at = e.mul(group, self.nbytes)
+            quads, numbers = self.read(e, [e.add(begin, at) for begin in weights])
+            place = e.add(panel, e.mul(group, step * (QUADS + self.parts)))
+            for number, each in enumerate([*quads, *numbers]):
+                e.store(each, place, step * number)
+
+    def dots_laid(
+        self,
+        e: Emit,
+        machine: Machine,
+        panel: ir.Value,
+        x: ir.Value,
+        stride: ir.Value,
+        k: ir.Value,
+        rows: ir.Value,
+        totals: ir.Value,
+    ) -> None:
+        """See Format."""
+        many = lanes(machine)
+
+        def read(group: ir.Value) -> Meet:
+            place = e.add(panel, e.mul(group, 4 * many * (QUADS + self.parts)))
+            kinds = [vector(I32, many)] * QUADS + [vector(F32, many)] * self.parts
+            found = [e.load(kind, place, 4 * many * at) for at, kind in enumerate(kinds)]
+            return self.meet(e, machine, found[:QUADS], found[QUADS:])
+
+        self._several(e, many, read, x, stride, k, rows, totals)
+
+    def _several(
+        self,
+        e: Emit,
+        many: int,
+        read: Callable[[ir.Value], Meet],
+        x: ir.Value,
+        stride: ir.Value,
+        k: ir.Value,
+        rows: ir.Value,
+        totals: ir.Value,
+    ) -> None:
+        """Rows of weights times rows of activations, whose sums are in memory meanwhile."""
+        zero = e.constant(0.0, vector(F32, many))
+        with e.loop(rows) as row:
+            e.store(zero, e.add(totals, e.mul(row, 4 * many)))
+        with e.loop(e.div(k, self.block)) as group:
+            meet = read(group)
+            with e.loop(rows) as row:
+                place = e.add(totals, e.mul(row, 4 * many))
+                of_group = Group(e, e.add(x, e.mul(row, stride)), k, group, many)
+                before = e.load(zero.type, place)
+                e.store(e.fma(of_group.scale(), meet(of_group), before), place)
 
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
         """See Format."""
@@ -93,11 +153,15 @@ class Nibbles(Blocks):
     """Bytes before the q."""
     offset: ClassVar[int] = 0
 
+    def together(self, machine: Machine, *, alone: bool) -> int:
+        """See Format. A row alone waits for memory, which fewer streams read faster."""
+        return FEW_LANES if alone else lanes(machine)
+
     @abstractmethod
     def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:
         """d and, where there is one, m of some blocks, in a lane for each."""
 
-    def meet(self, e: Emit, machine: Machine, blocks: Sequence[ir.Value]) -> Meet:
+    def read(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[Vectors, Vectors]:
         """See Blocks."""
         b, (d, m) = e.builder, self.numbers(e, blocks)
         both = in_lanes(e, blocks, self.head)
@@ -105,11 +169,15 @@ class Nibbles(Blocks):
         four = e.constant(4, both[0].type)
         quads = [b.and_(each, low) for each in both]
         quads += [b.and_(b.lshr(each, four), low) for each in both]
-        weights = Weights(e, machine, quads, offset=self.offset)
+        return quads, [d] if m is None else [d, m]
+
+    def meet(self, e: Emit, machine: Machine, quads: Vectors, numbers: Vectors) -> Meet:
+        """See Blocks."""
+        weights, d = Weights(e, machine, quads, offset=self.offset), numbers[0]
 
         def meet(x: Group) -> ir.Value:
-            products = weights.dot(x)
-            return b.fmul(d, products) if m is None else e.fma(m, x.sum(), b.fmul(d, products))
+            products = e.builder.fmul(d, weights.dot(x))
+            return products if len(numbers) == 1 else e.fma(numbers[1], x.sum(), products)
 
         return meet
 

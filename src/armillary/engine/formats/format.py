@@ -19,19 +19,26 @@ class Format(ABC):
     """How weights are stored, and how they meet activations.
 
     A row of weights is `block` of them in `nbytes` bytes, again and again. Activations that they
-    are multiplied by are float32, or the int8 of `formats/int8.py`; `together` rows of weights meet
-    them at once.
+    are multiplied by are float32, or the int8 of `formats/int8.py`.
     """
 
     name: ClassVar[str]
     block: ClassVar[int]
     nbytes: ClassVar[int]
     activations: ClassVar[Activations]
-    together: ClassVar[int]
 
     def row_bytes(self, k: int) -> int:
         """Bytes of a row of k weights."""
         return k // self.block * self.nbytes
+
+    @abstractmethod
+    def together(self, machine: Machine, *, alone: bool) -> int:
+        """Rows of weights that meet some rows of activations, or a row `alone`, at once."""
+
+    def together_laid(self, machine: Machine) -> int:
+        """The same for rows of weights that are laid out first; 0 where none are."""
+        del machine
+        return 0
 
     @abstractmethod
     def dots(
@@ -52,6 +59,27 @@ class Format(ABC):
         products, float32 (rows, together). `ahead`: where weights lie that will be read later, to
         be asked for.
         """
+
+    def lay(self, e: Emit, weights: Sequence[ir.Value], k: ir.Value, panel: ir.Value) -> None:
+        """`together_laid` rows of k weights to the layout that `dots_laid` reads.
+
+        It takes no more than the bytes of `tiling.panel_bytes`.
+        """
+        raise NotImplementedError
+
+    def dots_laid(
+        self,
+        e: Emit,
+        machine: Machine,
+        panel: ir.Value,
+        x: ir.Value,
+        stride: ir.Value,
+        k: ir.Value,
+        rows: ir.Value,
+        totals: ir.Value,
+    ) -> None:
+        """As `dots`, to the last bit, with what `lay` has laid out."""
+        raise NotImplementedError
 
     @abstractmethod
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:

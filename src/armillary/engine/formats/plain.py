@@ -14,7 +14,11 @@ from armillary.engine.machine import Machine
 class _Plain(Format):
     block = 1
     activations = "float32"
-    together = 2
+
+    def together(self, machine: Machine, *, alone: bool) -> int:
+        """See Format."""
+        del machine, alone
+        return 2
 
     @abstractmethod
     def read(self, e: Emit, address: ir.Value, lanes: int) -> ir.Value:

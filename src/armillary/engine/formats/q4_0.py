@@ -18,6 +18,7 @@ class Q4_0(Nibbles):  # noqa: N801 — GGML's name
     name = "Q4_0"
     nbytes = 18
     head = 2
+    parts = 1
     offset = -8
 
     def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:

@@ -18,6 +18,7 @@ class Q4_1(Nibbles):  # noqa: N801 — GGML's name
     name = "Q4_1"
     nbytes = 20
     head = 4
+    parts = 2
 
     def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:
         """See Nibbles."""

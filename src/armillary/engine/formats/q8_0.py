@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from armillary.engine.emit import F32, FLOATS, I8, I16, Emit, vector
-from armillary.engine.formats.blocks import Blocks, Meet
+from armillary.engine.formats.blocks import Blocks, Meet, Vectors
 from armillary.engine.formats.int8 import Weights, as_halves, in_lanes, numbers
 from armillary.engine.machine import Machine
 
@@ -15,12 +15,16 @@ class Q8_0(Blocks):  # noqa: N801 — GGML's name
 
     name = "Q8_0"
     nbytes = 34
+    parts = 1
 
-    def meet(self, e: Emit, machine: Machine, blocks: Sequence[ir.Value]) -> Meet:
+    def read(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[Vectors, Vectors]:
         """See Blocks."""
-        d = as_halves(e, numbers(e, blocks, I16))
         quads = in_lanes(e, blocks, 2) + in_lanes(e, blocks, 18)
-        weights = Weights(e, machine, quads, signed=True)
+        return quads, [as_halves(e, numbers(e, blocks, I16))]
+
+    def meet(self, e: Emit, machine: Machine, quads: Vectors, numbers: Vectors) -> Meet:
+        """See Blocks."""
+        weights, [d] = Weights(e, machine, quads, signed=True), numbers
         return lambda x: e.builder.fmul(d, weights.dot(x))
 
     def halves(self, e: Emit, block: ir.Value) -> Sequence[ir.Value]:

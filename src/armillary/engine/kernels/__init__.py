@@ -28,14 +28,15 @@ from armillary.engine.machine import Machine
 
 def all_kernels(machine: Machine) -> list[Kernel]:
     """Every kernel, for a machine."""
+    tiled = [form for form in FORMATS.values() if form.activations == "float32"]
     return [
         schedule.run(machine),
         schedule.serve(machine),
         schedule.launch(),
         *(product.product(form, machine) for form in FORMATS.values()),
         *(product.experts_product(form, machine) for form in FORMATS.values()),
-        *(matmul.matmul(form, machine) for form in FORMATS.values()),
-        *(matmul.experts_matmul(form, machine) for form in FORMATS.values()),
+        *(matmul.matmul(form, machine) for form in tiled),
+        *(matmul.experts_matmul(form, machine) for form in tiled),
         matmul.narrow(machine),
         *(block_attention.block_attention(form, machine) for form in CACHE_FORMATS.values()),
         *(embedding.embedding(form) for form in FORMATS.values()),

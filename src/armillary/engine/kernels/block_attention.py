@@ -27,7 +27,7 @@ from armillary.engine.kernels.elementary import tanh
 from armillary.engine.kernels.tile import SUMS, WORDS, interleave, lay, tile, transpose
 from armillary.engine.kv_layout import BLOCK, CHUNK
 from armillary.engine.machine import Machine
-from armillary.engine.tiling import LANES, tile_rows, tile_vectors, wide
+from armillary.engine.tiling import LANES, tile_rows, tile_vectors
 
 _MASKED = np.float32(-1e30)
 _LOWEST = np.float32(-1e20)
@@ -480,7 +480,7 @@ def _powers_of_two(degree: int) -> list[float]:
 def _power(e: Emit, machine: Machine, x: ir.Value, powers: Sequence[float]) -> ir.Value:
     """2^x for x ≤ 0; 0, or next to it, where x is below −126."""
     b = e.builder
-    if not wide(machine):
+    if not machine.wide:
         lowest = e.constant(-126.0, SUMS)
         x = b.select(b.fcmp_ordered(">", x, lowest), x, lowest)
     whole = e.call(f"llvm.rint.v{LANES}f32", SUMS, [x])
@@ -488,7 +488,7 @@ def _power(e: Emit, machine: Machine, x: ir.Value, powers: Sequence[float]) -> i
     p = e.constant(powers[-1], SUMS)
     for coefficient in reversed(powers[:-1]):
         p = e.fma(p, r, e.constant(coefficient, SUMS))
-    if wide(machine):
+    if machine.wide:
         # Without a mask, rounding as always.
         more = [e.constant(0.0, SUMS), ir.Constant(I16, -1), ir.Constant(I32, 4)]
         return e.call("llvm.x86.avx512.mask.scalef.ps.512", SUMS, [p, whole, *more])

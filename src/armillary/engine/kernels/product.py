@@ -1,9 +1,11 @@
 """Rows of activations times a matrix, Y = X·Wᵀ; memory sets the pace, each weight is read once.
 
 Weights lie as their format has them, (N, K); the threads share out the N. Some rows of weights meet
-all rows of activations while they are at hand.
+all rows of activations while they are at hand. For more than ROWS rows they are laid out first, in
+memory that stays in a cache: what comes out is the same, to the last bit.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +23,10 @@ AHEAD = 2048
 
 
 def product(form: Format, machine: Machine) -> Kernel:
-    """Products with weights of a format."""
+    """Products with weights of a format.
+
+    More than ROWS rows only where formats lay weights out, in `scratch`.
+    """
     products = _products(form, machine)
 
     def product(
@@ -39,6 +44,8 @@ def product(form: Format, machine: Machine) -> Kernel:
         out: Address,
         out_stride: Size,
         adds: Size,
+        scratch: Address,
+        scratch_bytes: Size,
         rows: Live,
     ) -> None:
         # `order`: row i of W is stored row order[i]. `adds`: to what `out` holds.
@@ -57,6 +64,7 @@ def product(form: Format, machine: Machine) -> Kernel:
             out,
             out_stride,
             adds,
+            scratch + thread * scratch_bytes,
             rows,
         )
 
@@ -67,7 +75,7 @@ def product(form: Format, machine: Machine) -> Kernel:
 def experts_product(form: Format, machine: Machine) -> Kernel:
     """Products of the rows in each expert's slots with that expert's weights, all in one format.
 
-    No expert has more than `ROWS`.
+    An expert has more than ROWS only as in `product`.
     """
     products = _products(form, machine)
 
@@ -86,6 +94,8 @@ def experts_product(form: Format, machine: Machine) -> Kernel:
         out: Address,
         out_stride: Size,
         adds: Size,
+        scratch: Address,
+        scratch_bytes: Size,
         starts: Address,
         experts: Size,
     ) -> None:
@@ -108,6 +118,7 @@ def experts_product(form: Format, machine: Machine) -> Kernel:
                     out + begin * out_stride,
                     out_stride,
                     adds,
+                    scratch + thread * scratch_bytes,
                     end - begin,
                 )
 
@@ -116,7 +127,8 @@ def experts_product(form: Format, machine: Machine) -> Kernel:
 
 def _products(form: Format, machine: Machine) -> Any:
     """The products of the rows of weights from one to another."""
-    many = form.together
+    one, few = (form.together(machine, alone=alone) for alone in (True, False))
+    laid = form.together_laid(machine)
 
     @emitted(types.void)
     def products(
@@ -133,10 +145,11 @@ def _products(form: Format, machine: Machine) -> Any:
         out: ir.Value,
         out_stride: ir.Value,
         adds: ir.Value,
+        panel: ir.Value,
         rows: ir.Value,
     ) -> None:
         b = e.builder
-        totals = e.scratch(4 * many * ROWS)
+        totals = e.scratch(4 * max(few, laid) * ROWS)
 
         def place(number: ir.Value) -> ir.Value:
             # Behind the last row it stands for those that there are not.
@@ -153,19 +166,57 @@ def _products(form: Format, machine: Machine) -> Any:
             before = e.where(adds, partial(e.load, total.type, to), zero)
             e.store(e.fadd(e.fadd(total, start), before), to)
 
-        with e.loop(e.div(e.add(e.sub(end, first), many - 1), many)) as index:
-            begin = e.add(first, e.mul(index, many))
-            places = [place(e.add(begin, one)) for one in range(many)]
-            ahead = e.add(places[0], e.add(e.mul(row_bytes, many), AHEAD))
-            form.dots(e, machine, places, ahead, x, stride, k, rows, totals)
+        def put(many: int, begin: ir.Value, done: "int | ir.Value", count: ir.Value) -> None:
+            """Totals of `count` rows, behind those that are done, to where they belong."""
             left = e.sub(end, begin)
             whole = b.icmp_unsigned(">=", left, e.int(many))
-            with e.loop(rows) as row:
-                of_row = e.add(totals, e.mul(row, 4 * many))
+            with e.loop(count) as row:
+                of_row, to = e.add(totals, e.mul(row, 4 * many)), e.add(row, done)
                 with b.if_else(whole) as (all_of_them, some):
                     with all_of_them:
-                        finish(e.load(vector(F32, many), of_row), begin, row)
-                    with some, e.loop(left) as one:
-                        finish(e.load(F32, e.add(of_row, e.mul(one, 4))), e.add(begin, one), row)
+                        finish(e.load(vector(F32, many), of_row), begin, to)
+                    with some, e.loop(left) as lane:
+                        total = e.load(F32, e.add(of_row, e.mul(lane, 4)))
+                        finish(total, e.add(begin, lane), to)
+
+        def sweep(many: int, meet: Callable[[ir.Value, list[ir.Value]], None]) -> None:
+            with e.loop(e.div(e.add(e.sub(end, first), many - 1), many)) as index:
+                begin = e.add(first, e.mul(index, many))
+                meet(begin, [place(e.add(begin, lane)) for lane in range(many)])
+
+        def meet_few(begin: ir.Value, places: list[ir.Value]) -> None:
+            many = len(places)
+            ahead = e.add(places[0], e.add(e.mul(row_bytes, many), AHEAD))
+            form.dots(e, machine, places, ahead, x, stride, k, rows, totals)
+            put(many, begin, 0, rows)
+
+        def sweep_few() -> None:
+            if one == few:
+                sweep(few, meet_few)
+                return
+            with b.if_else(b.icmp_unsigned("==", rows, e.int(1))) as (is_one, are_several):
+                with is_one:
+                    sweep(one, meet_few)
+                with are_several:
+                    sweep(few, meet_few)
+
+        def meet_many(begin: ir.Value, places: list[ir.Value]) -> None:
+            form.lay(e, places, k, panel)
+            with e.loop(e.div(e.add(rows, ROWS - 1), ROWS)) as part:
+                done = e.mul(part, ROWS)
+                rest, most = e.sub(rows, done), e.int(ROWS)
+                count = b.select(b.icmp_unsigned("<", rest, most), rest, most)
+                xs = e.add(x, e.mul(stride, done))
+                form.dots_laid(e, machine, panel, xs, stride, k, count, totals)
+                put(laid, begin, done, count)
+
+        if not laid:
+            sweep_few()
+            return
+        with b.if_else(b.icmp_unsigned("<=", rows, e.int(ROWS))) as (is_few, is_many):
+            with is_few:
+                sweep_few()
+            with is_many:
+                sweep(laid, meet_many)
 
     return products
