@@ -122,6 +122,9 @@ RUNS = {
         "all kv heads",
         "own head",
     ),
+    "mixtral": ("plain", "yarn"),
+    "qwen3-moe": ("as published", "as published, yarn"),
+    "olmoe": ("as many kv heads", "as many kv heads, yarn"),
     "gpt-oss": ("plain", "rounded", "bounds within"),
     "deepseek-v3": ("plain", "scaled softmax"),
 }

@@ -315,6 +315,8 @@ PEERS |= {
         {
             "plain": _PLAIN,
             "normalised": rope(YARN, norm_topk_prob=True, attention_bias=True),
+            "as published": rope(DEFAULT, norm_topk_prob=True),
+            "as published, yarn": rope(YARN, norm_topk_prob=True, tie_word_embeddings=True),
             "some layers dense": rope(DEFAULT, decoder_sparse_step=2),
             "one layer dense, window": rope(
                 DEFAULT, mlp_only_layers=[1], use_sliding_window=True, **_SLIDES
@@ -326,7 +328,12 @@ PEERS |= {
         "OlmoeConfig",
         "OlmoeForCausalLM",
         _LIKE_LLAMA | _EXPERTS | {"num_experts": 6},
-        {"plain": _PLAIN, "normalised": rope(YARN, norm_topk_prob=True, attention_bias=True)},
+        {
+            "plain": _PLAIN,
+            "normalised": rope(YARN, norm_topk_prob=True, attention_bias=True),
+            "as many kv heads": rope(DEFAULT, num_key_value_heads=6),
+            "as many kv heads, yarn": rope(YARN, num_key_value_heads=6),
+        },
     ),
 }
 

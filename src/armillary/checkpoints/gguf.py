@@ -98,8 +98,10 @@ def _family(file: GGUFFile) -> Family:
             f"{file.path}: is one of {parts!r:.40} parts; join them first: llama-gguf-split --merge"
         )
     name = file.metadata.get("general.architecture")
-    for family in FAMILIES:
-        if family.gguf is not None and family.gguf.architecture == name:
+    found = [family for family in FAMILIES if family.gguf and family.gguf.architecture == name]
+    for family in sorted(found, key=lambda family: table_of(family).told_by is None):
+        key = table_of(family).told_by
+        if key is None or file.metadata.get(f"{name}.{key}"):
             return family
     known = dict.fromkeys(each.gguf.architecture for each in FAMILIES if each.gguf is not None)
     supported = ", ".join(known)

@@ -79,11 +79,14 @@ def numbered_experts(module: str, gate: str, up: str, down: str) -> tuple[Number
 
 
 def gguf_expert_keys(
-    *, without: frozenset[str] | set[str] = frozenset(), more: tuple[Key, ...] = ()
+    *,
+    d_ff: str = "expert_feed_forward_length",
+    without: frozenset[str] | set[str] = frozenset(),
+    more: tuple[Key, ...] = (),
 ) -> tuple[Key, ...]:
     """llama.cpp's keys with a feed-forward of experts in the place of Llama's; others as `changed`.
 
-    An expert's width has a key of its own.
+    `d_ff` is the key of an expert's width; older architectures use `feed_forward_length`.
     """
     return changed(
         GGUF_KEYS,
@@ -91,7 +94,7 @@ def gguf_expert_keys(
         more=(
             Key("expert_count", int, (N_EXPERTS,)),
             Key("expert_used_count", int, (TOP_K,)),
-            Key("expert_feed_forward_length", int, (f"{_MIXTURE}expert.d_ff",)),
+            Key(d_ff, int, (f"{_MIXTURE}expert.d_ff",)),
             *more,
         ),
     )

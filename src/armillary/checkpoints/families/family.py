@@ -279,6 +279,7 @@ class HuggingFaceTable:
 class GGUFTable:
     """A family in GGUF files; keys stand under the architecture's prefix.
 
+    told_by     the key, not 0, that tells it from others of the same architecture
     present     our parameter template → the path that is true when the first layer has its tensor
     local_base  the base of rotation in sliding layers, where it is theirs alone
     rotates     whether anything does
@@ -296,6 +297,7 @@ class GGUFTable:
     layouts: tuple[Layout, ...] = ()
     derived: tuple[Derived, ...] = ()
     layers: LayerTable | None = None
+    told_by: str | None = None
     present: Mapping[str, str] = field(default_factory=dict)
     rotates: bool = True
     local_base: float | None = None

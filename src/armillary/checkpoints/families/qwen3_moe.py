@@ -1,33 +1,39 @@
 """Qwen3-MoE: Qwen3 with many small experts, in all layers or in some.
 
-Source: transformers, `models/qwen3_moe`.
+llama.cpp has them in all, and weighs experts by the softmax of those that are picked. Sources:
+transformers, `models/qwen3_moe`; llama.cpp, `src/models/qwen3moe.cpp`.
 """
 
 from armillary.checkpoints.families.common import (
     as_many_as,
+    gguf_names,
     huggingface_names,
     only,
     pre_norm,
 )
 from armillary.checkpoints.families.experts import (
+    GGUF_EXPERTS,
     NORMALISE,
     TRAINING_ONLY,
     expert_keys,
+    gguf_expert_keys,
     number,
     numbered_experts,
     with_experts,
 )
 from armillary.checkpoints.families.family import (
     ACTIVATION,
+    Derived,
     Entries,
     Family,
+    GGUFTable,
     HuggingFaceTable,
     Key,
     LayerTable,
     Patch,
     Values,
 )
-from armillary.checkpoints.families.qwen import QWEN3_NORMS
+from armillary.checkpoints.families.qwen import QWEN3_GGUF_NORMS, QWEN3_NORMS
 from armillary.config import DecoderConfig, FeedForwardConfig
 from armillary.errors import ConfigError
 from armillary.strict_dict import StrictDict
@@ -93,5 +99,15 @@ QWEN3_MOE = Family(
         | {"layers.{i}.feedforward.router.weight": "model.layers.{i}.mlp.gate.weight"}
         | QWEN3_NORMS,
         layouts=numbered_experts("mlp.experts", gate="gate_proj", up="up_proj", down="down_proj"),
+    ),
+    gguf=GGUFTable(
+        architecture="qwen3moe",
+        keys=gguf_expert_keys(),
+        derived=(Derived((NORMALISE,), lambda _: True),),
+        # Of dense layers, which no file has.
+        ignored=frozenset({"feed_forward_length"}),
+        tensors=only(gguf_names(), ".bias", "feedforward.")
+        | only(GGUF_EXPERTS, "shared", "bias")
+        | QWEN3_GGUF_NORMS,
     ),
 )
