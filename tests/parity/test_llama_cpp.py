@@ -3,8 +3,9 @@
 llama.cpp rounds activations to 8 bits before it multiplies them with quantised weights. A number
 near the edge of a step falls on either side by the order of a sum, and over 30 layers that is more
 than a unit in a logit: so far is llama.cpp, with a text at once, from itself with its tokens one
-by one. Nothing that sums in another order is nearer to it. On the same weights written out as
-float32 it computes in float32, and there every logit is compared, and every token of greedy texts.
+by one. Nothing that sums in another order is nearer to it. On a file in which llama.cpp itself has
+written these weights out as float32 it computes in float32, and there every logit is compared, and
+every token of greedy texts: our reading of the blocks against its own.
 """
 
 import statistics
@@ -21,7 +22,7 @@ import armillary
 from armillary.checkpoints.gguf_file import read_gguf_file
 from armillary.language_model import LanguageModel
 from support.downloads import smollm2_gguf
-from support.llama_cpp_peer import llama_cpp_peer
+from support.llama_cpp_peer import llama_cpp_peer, requantise
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.download]
 
@@ -35,11 +36,11 @@ PROMPTS = [
 ]
 TEXT = Path(__file__).parents[2] / "LICENSE"
 CODE = Path(statistics.__file__)
-# Of logits that reach 43; rounding gives 1.5e-4. What was promised is 5e-2.
+# Of logits that reach 43; rounding gives 1.5e-4.
 FLOAT32 = 1e-3
-PROMISED = 5e-2
 # Shares of the logits' root mean square, from 8-bit activations.
 QUANTISED = 5e-2
+ALL_FLOAT32 = 0  # LLAMA_FTYPE_ALL_F32
 NEAR_TIE = 0.5  # of logits whose root mean square is 7.4
 
 
@@ -83,9 +84,9 @@ def completions(lm: LanguageModel) -> list[tuple[list[int], list[int]]]:
 
 @pytest.fixture(scope="module")
 def float32_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """llama.cpp on the same weights as float32."""
+    """llama.cpp on the same weights, which it has read from the blocks and written as float32."""
     path = tmp_path_factory.mktemp("float32") / "smollm2.gguf"
-    dequantise_file(smollm2_gguf(), path)
+    requantise(smollm2_gguf(), path, ALL_FLOAT32)
     with llama_cpp_peer(path, 256) as peer:
         yield peer
     path.unlink()  # half a gigabyte
@@ -96,24 +97,6 @@ def quantised_peer() -> Iterator[Any]:
     """llama.cpp on the file as it is."""
     with llama_cpp_peer(smollm2_gguf(), 256) as peer:
         yield peer
-
-
-def dequantise_file(source: Path, target: Path) -> None:
-    """The same GGUF file with every tensor as float32, written by the gguf library alone."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
-    written_by_itself = ("GGUF.", "general.architecture", "general.file_type")
-    for field in reader.fields.values():
-        if not field.name.startswith(written_by_itself):
-            kind, *_ = field.types
-            of = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), kind, sub_type=of)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def logits_of(lm: LanguageModel, ids: list[int]) -> np.ndarray:
@@ -128,7 +111,7 @@ def peer_logits(peer: Any, ids: list[int]) -> np.ndarray:
 
 
 def test_the_weights_are_those_that_the_gguf_library_reads():
-    """Bit for bit, so that the float32 file has the numbers that we compute with."""
+    """Bit for bit."""
     ours = read_gguf_file(smollm2_gguf()).tensors
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf()).tensors}
     assert ours.keys() == theirs.keys()
@@ -175,14 +158,14 @@ def test_logits_of_the_quantised_file(ours, text, quantised_peer):
 def test_llama_cpp_is_as_far_from_itself_on_the_quantised_file_as_from_us(
     ours, text, quantised_peer
 ):
-    """Why its single logits are not bounded here: it is not within what was promised either."""
+    """Why its single logits are not bounded here."""
     at_once = peer_logits(quantised_peer, text)
     quantised_peer.reset()
     for token in text:
         quantised_peer.eval([token])
     one_by_one = np.array(quantised_peer.scores[: len(text)])
     itself, from_us = at_once - one_by_one, ours - at_once
-    assert np.abs(itself).max() > 10 * PROMISED
+    assert np.abs(itself).max() > 500 * FLOAT32
     assert np.sqrt(np.mean(from_us**2)) <= 2 * np.sqrt(np.mean(itself**2))
 
 

@@ -4,7 +4,6 @@ A small model with SmolLM2's tokenizer: 6 query heads on 2, and a feed-forward w
 multiple of a block's 32, so that a matrix falls back to F16 on both sides.
 """
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from armillary.rope_scaling import (
 from armillary.tokenizer import Tokenizer
 from armillary.weights import build_filled, to_write
 from support.downloads import llama_cpp_vocabularies, smollm2_gguf
-from support.llama_cpp_peer import llama_cpp_peer
+from support.llama_cpp_peer import llama_cpp_peer, requantise
 from support.models import build
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.download]
@@ -100,18 +99,14 @@ def theirs(opened: Any, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("target", FILE_TYPES)
 def test_the_file_has_the_bytes_that_llama_cpp_gives_each_tensor(tmp_path, tokenizer, target, tied):
-    import llama_cpp
-
     before = model(tmp_path / "m", tokenizer, tie_head=tied)
     write_encoded(tmp_path / "f32.gguf", before, dict.fromkeys(before.tensors, "F32"))
     write_encoded(tmp_path / "ours.gguf", before, choose_encodings(before, TARGETS[target])[0])
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.nthread, params.ftype, params.pure = 1, FILE_TYPES[target], True
+    choices: dict[str, object] = {"pure": True}
     if target in ("q4_0", "q4_1"):  # the one choice that differs from llama.cpp's own
         which = "token_embedding_type" if tied else "output_tensor_type"
-        setattr(params, which, int(gguf.GGMLQuantizationType.Q8_0))
-    names = [str(tmp_path / name).encode() for name in ("f32.gguf", "theirs.gguf")]
-    assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
+        choices[which] = int(gguf.GGMLQuantizationType.Q8_0)
+    requantise(tmp_path / "f32.gguf", tmp_path / "theirs.gguf", FILE_TYPES[target], **choices)
     found, expected = (read_gguf_file(tmp_path / f"{name}.gguf") for name in ("ours", "theirs"))
     assert set(found.tensors) == set(expected.tensors)
     for name, tensor in expected.tensors.items():
@@ -168,16 +163,11 @@ def smollm2_part(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 @pytest.mark.parametrize("kind", K_TYPES)
 def test_k_types_are_as_near_to_real_weights_as_those_of_llama_cpp(tmp_path, smollm2_part, kind):
     """Rows of no whole super-blocks have the type that llama.cpp falls back to, to the bit."""
-    import llama_cpp
-
     before = smollm2_part
     write_encoded(tmp_path / "f32.gguf", before, dict.fromkeys(before.tensors, "F32"))
     write_encoded(tmp_path / "ours.gguf", before, choose_encodings(before, kind)[0])
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.nthread, params.ftype, params.pure = 1, K_FILE_TYPES[kind], True
-    params.token_embedding_type = int(gguf.GGMLQuantizationType.Q8_0)
-    names = [str(tmp_path / name).encode() for name in ("f32.gguf", "theirs.gguf")]
-    assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
+    choices = {"pure": True, "token_embedding_type": int(gguf.GGMLQuantizationType.Q8_0)}
+    requantise(tmp_path / "f32.gguf", tmp_path / "theirs.gguf", K_FILE_TYPES[kind], **choices)
     f32, found, expected = (
         read_gguf_file(tmp_path / f"{name}.gguf").tensors for name in ("f32", "ours", "theirs")
     )

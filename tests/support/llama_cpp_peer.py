@@ -1,5 +1,6 @@
 """llama.cpp as the peer of parity tests."""
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,3 +37,15 @@ def logits_of(opened: Any, ids: list[int]) -> np.ndarray:
     opened.reset()
     opened.eval(ids)
     return np.array(opened.scores[: len(ids)])
+
+
+def requantise(source: Path, target: Path, file_type: int, **choices: Any) -> None:
+    """A GGUF file in a type of llama.cpp's (`llama_ftype`), by llama.cpp's own quantiser."""
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.nthread, params.ftype, params.allow_requantize = 1, file_type, True
+    for name, value in choices.items():
+        setattr(params, name, value)
+    names = [str(path).encode() for path in (source, target)]
+    assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0

@@ -36,8 +36,8 @@ def tile_vectors(machine: Machine) -> int:
 
 
 def multiplied_as(form: Format, machine: Machine) -> Number:
-    """What weights of a format are multiplied as: formats of few bits lose little as bfloat16."""
-    return "BF16" if machine.bf16_dot and form.name not in {"F32", "F16"} else "F32"
+    """What weights of a format without blocks are multiplied as, by a machine's instructions."""
+    return "BF16" if machine.bf16_dot and form.name == "BF16" else "F32"
 
 
 def words(number: Number, k: int) -> int:
