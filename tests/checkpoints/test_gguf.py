@@ -257,7 +257,7 @@ def with_tensor(name, shape=(5,)):
         ({"attention__sliding_window": 8}, "unknown key 'attention.sliding_window'.*--ignore-key"),
         ({"atention__key_length": 8}, "did you mean 'attention.key_length'"),
         ({"logit_scale": 0.5}, "unknown key 'logit_scale'"),
-        ({"expert_count": 8}, "expert_count is 8; only 0 is supported"),
+        ({"expert_count": 8}, "'expert_used_count' is missing"),
         ({"attention__causal": False}, "attention.causal is False"),
         ({"attention__value_length": 12}, "value_length is 12, but attention.key_length is 10"),
         ({"block_count": None}, "'block_count' is missing"),

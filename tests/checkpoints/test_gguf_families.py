@@ -23,7 +23,16 @@ from armillary.checkpoints.huggingface import family_for, read_huggingface
 from armillary.checkpoints.quantize import choose_encodings
 from armillary.checkpoints.tensors import to_write
 from armillary.errors import CheckpointError, ConfigError, UserError
-from support.peer_families import BOUNDS_WITHIN, CASES, GGUF_ONLY, LLAMA3, PEERS, YARN, build_peer
+from support.peer_families import (
+    BOUNDS_WITHIN,
+    CASES,
+    GGUF_ONLY,
+    LINEAR,
+    LLAMA3,
+    PEERS,
+    YARN,
+    build_peer,
+)
 from support.peer_llama import save_peer
 
 pytestmark = pytest.mark.peer
@@ -314,6 +323,33 @@ def test_stacks_of_experts_are_encoded_read_and_copied_in_blocks(tmp_path, encod
         np.testing.assert_array_equal(ours.to_float32(), numbers)
         np.testing.assert_array_equal(again[theirs.name].data, theirs.data)
     assert after.tensors["layers.0.feedforward.router.weight"].encoding == "F32"
+
+
+@pytest.mark.parametrize("rule", [LINEAR, YARN, LLAMA3], ids=lambda rule: rule["rope_type"])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("mixtral", "plain"), ("qwen3-moe", "as published"), ("olmoe", "as many kv heads")],
+)
+def test_rules_of_mixtures_are_written_and_read_or_refused(tmp_path, name, variant, rule):
+    """Cases.md 115. Divisors, which llama3 takes, are read of architecture llama alone."""
+    before = checkpoint_of(name, variant, tmp_path / "a", rope_parameters=rule)
+    if rule is LLAMA3 and name != "mixtral":
+        with pytest.raises(UserError, match=r"llama\.cpp reads no rope_freqs\.weight"):
+            written(before, tmp_path / "m.gguf", name)
+        return
+    written(before, tmp_path / "m.gguf", name)
+    after = read_gguf(tmp_path / "m.gguf").config
+    for one, other in zip(before.config.layers, after.layers, strict=True):
+        ours, theirs = one.attention.rotary, other.attention.rotary
+        length = 2 * before.config.max_positions
+        np.testing.assert_allclose(
+            *(
+                each.scaling.frequencies(each.base, each.d_rotary, length)
+                for each in (ours, theirs)
+            ),
+            rtol=1e-6,
+        )
+        assert theirs.scaling.attention_factor() == pytest.approx(ours.scaling.attention_factor())
 
 
 def test_a_mixture_and_a_dense_model_of_one_architecture_are_told_apart(tmp_path):
