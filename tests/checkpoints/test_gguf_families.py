@@ -17,9 +17,12 @@ import torch
 from armillary.checkpoints.checkpoint import Checkpoint
 from armillary.checkpoints.families import FAMILIES
 from armillary.checkpoints.gguf import read_gguf
+from armillary.checkpoints.gguf_file import read_gguf_file, write_gguf_file
 from armillary.checkpoints.gguf_write import gguf_family_for, write_gguf
 from armillary.checkpoints.huggingface import family_for, read_huggingface
-from armillary.errors import ConfigError, UserError
+from armillary.checkpoints.quantize import choose_encodings
+from armillary.checkpoints.tensors import to_write
+from armillary.errors import CheckpointError, ConfigError, UserError
 from support.peer_families import BOUNDS_WITHIN, CASES, GGUF_ONLY, LLAMA3, PEERS, YARN, build_peer
 from support.peer_llama import save_peer
 
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.peer
 FAMILY = {family.name: family for family in FAMILIES}
 WINDOW = r"cannot express this decoder's layers\.\d\.attention\.window"
 KV_HEADS = r"attention\.head_count_kv 2 of 6 heads"
+COUNTS = ("expert_count", "expert_used_count")
 HEAD = "without a head of its own"
 BIAS = r"no name for the parameter layers\.0\.attention\.q\.bias"
 # What llama.cpp's architecture of the family has no place for.
@@ -63,6 +67,7 @@ REFUSED = {
     ("qwen3-moe", "one layer dense, window"): r"layers\.\d\.",
     ("olmoe", "plain"): KV_HEADS,
     ("olmoe", "normalised"): BIAS,
+    ("olmoe", "as many kv heads, normalised"): r"router\.normalise true",
     ("gpt-oss", "no biases, other windows"): "qkv_bias false",
     ("deepseek-v3", "queries direct, biases"): r"parameter layers\.0\.attention\.kv_down\.bias",
     ("deepseek-v3", "halves"): "interleaved rotation and no other",
@@ -82,12 +87,12 @@ def written(checkpoint: Checkpoint, path: Path, name: str) -> list[str]:
 
 
 def test_a_family_without_an_architecture_is_refused(tmp_path):
-    before = checkpoint_of("llama", "plain", tmp_path / "a")
+    before = checkpoint_of("llama", "llama3", tmp_path / "a")
+    encodings = dict.fromkeys(before.tensors, "F32")
+    family = replace(FAMILY["llama"], gguf=None)
     with pytest.raises(
         ConfigError, match="family is not read from or written to GGUF; write a directory"
     ):
-        encodings = dict.fromkeys(before.tensors, "F32")
-        family = replace(FAMILY["llama"], gguf=None)
         write_gguf(tmp_path / "m.gguf", before, encodings, family=family)
     assert not (tmp_path / "m.gguf").exists()
 
@@ -254,6 +259,83 @@ def test_the_factors_of_deepseek_come_back_from_two_keys(tmp_path, mscale, all_d
     )
     if mscale == all_dim:
         assert after == ours
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "permuted", "width"),
+    [
+        ("mixtral", "plain", True, "feed_forward_length"),
+        ("qwen3-moe", "as published", False, "expert_feed_forward_length"),
+        ("olmoe", "as many kv heads", False, "feed_forward_length"),
+    ],
+)
+def test_experts_lie_as_llama_cpp_reads_them(tmp_path, name, variant, permuted, width):
+    """A stack of each projection, expert after expert; queries as the architecture turns them."""
+    before = checkpoint_of(name, variant, tmp_path / "a")
+    written(before, tmp_path / "m.gguf", name)
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    stored = {each.name: each.data for each in reader.tensors}
+    for which in ("gate", "up", "down"):
+        ours = before.tensors[f"layers.1.feedforward.experts.{which}.weight"].to_float32()
+        np.testing.assert_array_equal(stored[f"blk.1.ffn_{which}_exps.weight"], ours)
+    router = before.tensors["layers.1.feedforward.router.weight"].to_float32()
+    np.testing.assert_array_equal(stored["blk.1.ffn_gate_inp.weight"], router)
+    queries = before.tensors["layers.1.attention.q.weight"].to_float32()
+    assert np.array_equal(stored["blk.1.attn_q.weight"], queries) != permuted
+    mixture = before.config.layers[0].feedforward
+    architecture = FAMILY[name].gguf.architecture
+    said = {key: reader.fields[f"{architecture}.{key}"].contents() for key in (width, *COUNTS)}
+    assert said == {
+        width: mixture.expert.d_ff,
+        "expert_count": mixture.n_experts,
+        "expert_used_count": mixture.top_k,
+    }
+
+
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "BF16"])
+def test_stacks_of_experts_are_encoded_read_and_copied_in_blocks(tmp_path, encoding):
+    """Each row by itself, whichever expert it is of; the gguf library reads the same numbers."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    before = checkpoint_of("mixtral", "plain", tmp_path / "a", **sizes)
+    encodings, _ = choose_encodings(before, encoding)
+    write_gguf(tmp_path / "m.gguf", before, encodings)
+    after = read_gguf(tmp_path / "m.gguf")
+    kept = {name: tensor.encoding for name, tensor in after.tensors.items()}
+    write_gguf(tmp_path / "again.gguf", after, kept)
+    found, again = (
+        {each.name: each for each in gguf.GGUFReader(tmp_path / name).tensors}
+        for name in ("m.gguf", "again.gguf")
+    )
+    for which, shape in {"gate": (5, 512, 256), "up": (5, 512, 256), "down": (5, 256, 512)}.items():
+        ours = after.tensors[f"layers.0.feedforward.experts.{which}.weight"]
+        theirs = found[f"blk.0.ffn_{which}_exps.weight"]
+        assert (ours.shape, ours.encoding) == (shape, encoding)
+        numbers = gguf.dequantize(theirs.data, theirs.tensor_type).reshape(shape)
+        np.testing.assert_array_equal(ours.to_float32(), numbers)
+        np.testing.assert_array_equal(again[theirs.name].data, theirs.data)
+    assert after.tensors["layers.0.feedforward.router.weight"].encoding == "F32"
+
+
+def test_a_mixture_and_a_dense_model_of_one_architecture_are_told_apart(tmp_path):
+    """By a number of experts that is not 0, which dense files may say too."""
+    for name, variant in (("mixtral", "plain"), ("llama", "llama3")):
+        written(checkpoint_of(name, variant, tmp_path / name), tmp_path / "m.gguf", name)
+        assert read_gguf(tmp_path / "m.gguf").family == name
+    metadata = {f"llama.{key}": 0 for key in COUNTS}
+    file = read_gguf_file(tmp_path / "m.gguf")
+    tensors = [to_write(replace(each, name=name), "F32") for name, each in file.tensors.items()]
+    write_gguf_file(tmp_path / "zero.gguf", {**file.encoded, **metadata}, tensors)
+    assert read_gguf(tmp_path / "zero.gguf").family == "llama"
+
+
+def test_experts_of_another_shape_than_the_keys_say_are_refused(tmp_path):
+    before = checkpoint_of("mixtral", "plain", tmp_path / "a")
+    written(before, tmp_path / "m.gguf", "mixtral")
+    file = read_gguf_file(tmp_path / "m.gguf")
+    tensors = [to_write(replace(each, name=name), "F32") for name, each in file.tensors.items()]
+    write_gguf_file(tmp_path / "n.gguf", {**file.encoded, "llama.expert_count": 4}, tensors)
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_\w+\.weight"):
+        read_gguf(tmp_path / "n.gguf")
 
 
 def test_every_family_is_tried():

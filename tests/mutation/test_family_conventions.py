@@ -208,6 +208,19 @@ FAULTS: dict[str, Fault] = {
         {"layers.*.residual": "sequential"},
         renames={"+.norm1": ".norm2"},
     ),
+    "mixtral: probabilities of all experts": Fault(
+        "mixtral", "plain", {f"{ROUTER}.normalise": False}
+    ),
+    "mixtral: one expert fewer": Fault("mixtral", "plain", {"layers.*.feedforward.top_k": 1}),
+    "mixtral: no window": Fault("mixtral", "window", {WINDOWS: None}),
+    "qwen3-moe: experts weigh 1 together": Fault(
+        "qwen3-moe", "plain", {f"{ROUTER}.normalise": True}
+    ),
+    "qwen3-moe: probabilities of all experts": Fault(
+        "qwen3-moe", "as published", {f"{ROUTER}.normalise": False}
+    ),
+    "olmoe: experts weigh 1 together": Fault("olmoe", "plain", {f"{ROUTER}.normalise": True}),
+    "olmoe: interleaved": Fault("olmoe", "plain", {f"{ROTARY}.layout": "interleaved"}),
     "gpt-oss: no sinks": Fault("gpt-oss", "plain", {"layers.*.attention.sinks": False}),
     "gpt-oss: gates are not bounded": Fault("gpt-oss", "plain", {f"{EXPERT}.limit": None}),
     "gpt-oss: gates by SiLU": Fault("gpt-oss", "plain", {f"{EXPERT}.activation": "silu"}),

@@ -14,8 +14,10 @@ import torch
 
 from armillary.checkpoints import open_checkpoint
 from armillary.checkpoints.families import FAMILIES
-from armillary.checkpoints.families.family import RECIPROCAL, GGUFTable, choice
+from armillary.checkpoints.families.experts import NORMALISE
+from armillary.checkpoints.families.family import RECIPROCAL, Derived, GGUFTable, choice
 from armillary.checkpoints.gguf_write import write_gguf
+from armillary.checkpoints.layouts import Interleaved, Same
 from armillary.weights import build_filled
 from support.llama_cpp_peer import llama_cpp_peer, logits_of
 from support.peer_families import LENGTH, as_gguf_can_say, build_peer
@@ -63,7 +65,43 @@ def key(name: str, **changes: Any) -> Change:
     return change
 
 
+def never_permuted(table: GGUFTable) -> GGUFTable:
+    """Queries and keys as half-split rotation has them."""
+    plain = tuple(Same(e.name, e.ours) if isinstance(e, Interleaved) else e for e in table.layouts)
+    assert plain != table.layouts
+    return replace(table, layouts=plain)
+
+
+def permuted(table: GGUFTable) -> GGUFTable:
+    """Queries and keys as interleaved rotation has them."""
+    moved = {o: t for o, t in table.tensors.items() if o.endswith((".q.weight", ".k.weight"))}
+    assert moved
+    layouts = tuple(Interleaved(theirs, (ours,)) for ours, theirs in moved.items())
+    kept = {ours: theirs for ours, theirs in table.tensors.items() if ours not in moved}
+    return replace(table, tensors=kept, layouts=(*table.layouts, *layouts))
+
+
+def normalised(value: bool) -> Change:
+    """Whether experts that are picked weigh 1 together."""
+    return lambda table: replace(table, derived=(Derived((NORMALISE,), lambda _: value),))
+
+
 FAULTS = {
+    "mixtral: queries and keys are not permuted": Fault("mixtral", "plain", never_permuted),
+    "mixtral: gate and up exchanged": Fault(
+        "mixtral", "plain", exchanged("ffn_gate_exps", "ffn_up_exps")
+    ),
+    "mixtral: one expert fewer is used": Fault(
+        "mixtral", "plain", key("expert_used_count", form=choice({1: 2}))
+    ),
+    "qwen3-moe: queries and keys are permuted": Fault("qwen3-moe", "as published", permuted),
+    "qwen3-moe: experts count by their probabilities": Fault(
+        "qwen3-moe", "plain", normalised(False)
+    ),
+    "olmoe: queries and keys are permuted": Fault("olmoe", "as many kv heads", permuted),
+    "olmoe: experts weigh 1 together": Fault(
+        "olmoe", "as many kv heads, normalised", normalised(True)
+    ),
     "gpt-oss: gate and up exchanged": Fault(
         "gpt-oss", "plain", exchanged("ffn_gate_exps", "ffn_up_exps")
     ),

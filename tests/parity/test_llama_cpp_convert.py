@@ -248,6 +248,44 @@ def test_deepseek_with_a_softmax_runs_as_ours(tmp_path):
     compare(before, path, text_of(before), ENDS)
 
 
+MIXTURES = [("mixtral", "plain"), ("qwen3-moe", "as published"), ("olmoe", "as many kv heads")]
+FEW_OFF, WRONG = 0.15, 0.5
+
+
+def off_at_each(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """By position, in parts of our logits."""
+    return np.linalg.norm(theirs - ours, axis=-1) / np.linalg.norm(ours, axis=-1)
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_1", "q4_0"])
+@pytest.mark.parametrize(("name", "variant"), MIXTURES)
+def test_quantised_experts_run_in_llama_cpp(tmp_path, name, variant, dtype):
+    """It rounds what meets blocks to 8 bits, which here and there picks another expert.
+
+    So the same weights in float32 must give our logits, and as blocks what is near them at most
+    positions, which no wrong order of experts is.
+    """
+    width = "moe_intermediate_size" if name == "qwen3-moe" else "intermediate_size"
+    peer = built(tmp_path, name, variant, **{"hidden_size": 96, width: 32})
+    before, _ = converted(tmp_path, peer)
+    blocks = convert(before, tmp_path / "blocks.gguf", "gguf", dtype=dtype).path
+    after = open_checkpoint(blocks)
+    experts = [f"layers.{i}.feedforward.experts.gate.weight" for i in range(after.config.n_layers)]
+    assert {after.tensors[each].encoding for each in experts} == {dtype.upper()}
+    plain = convert(after, tmp_path / "plain.gguf", "gguf", dtype="float32").path
+    ids = text_of(before)
+    compare(after, plain, ids, ENDS)
+    with torch.no_grad(), llama_cpp_peer(blocks, LENGTH) as opened:
+        theirs = logits_of(opened, ids)
+        decoder = build_filled(after.config, after.tensors)
+        assert np.median(off_at_each(decoder(torch.tensor([ids]))[0].numpy(), theirs)) < FEW_OFF
+        for layer in decoder.layers:
+            stack = layer.feedforward.experts.gate.weight
+            stack.copy_(stack.roll(1, dims=0))
+        assert np.median(off_at_each(decoder(torch.tensor([ids]))[0].numpy(), theirs)) > WRONG
+
+
 @pytest.fixture
 def in_mxfp4(tmp_path):
     """A tiny gpt-oss as published, with a tokenizer."""

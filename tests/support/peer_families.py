@@ -333,6 +333,9 @@ PEERS |= {
             "normalised": rope(YARN, norm_topk_prob=True, attention_bias=True),
             "as many kv heads": rope(DEFAULT, num_key_value_heads=6),
             "as many kv heads, yarn": rope(YARN, num_key_value_heads=6),
+            "as many kv heads, normalised": rope(
+                DEFAULT, num_key_value_heads=6, norm_topk_prob=True
+            ),
         },
     ),
 }
