@@ -57,5 +57,5 @@ def test_an_encoding_keeps_its_own_numbers(numbers):
 
 def test_nothing_is_told_of_an_encoding_that_is_only_read():
     numbers = np.zeros((2, 256), np.float32)
-    blocks = StoredTensor(NAME, numbers.shape, "Q6_K", np.zeros(2 * 210, np.uint8), "")
+    blocks = StoredTensor(NAME, numbers.shape, "Q3_K", np.zeros(2 * 110, np.uint8), "")
     assert weight_differences(stored(numbers, "F16"), {NAME: blocks}) is None

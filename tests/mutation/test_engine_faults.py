@@ -15,7 +15,7 @@ from armillary.engine.plan import Plan
 from armillary.engine.prefill import _Tiled
 from armillary.engine.weights import Matrix
 from support.engine import engine, text, weights_of
-from support.models import VARIANTS
+from support.models import ENGINE_VARIANTS
 from support.mutate import mutate
 
 EXACT, MARGIN, LENGTH = 1e-4, 10, 40
@@ -25,7 +25,7 @@ FEW = (8,) * 5
 
 def gap(name: str, sizes: tuple[int, ...] = (LENGTH,)) -> float:
     """How far the engine's logits are from the specification's, at worst: one text among others."""
-    of = VARIANTS[name]
+    of = ENGINE_VARIANTS[name]
     ids = text(LENGTH)
     decoder = engine(of, width="float32", threads=1)
     caches = [decoder.new_cache() for _ in range(2)]
@@ -75,7 +75,10 @@ FAULTS = {
     ),
     "the result is not added to the path": Fault(Plan._back, "adds=True", "adds=False"),
     "up is taken for gate": Fault(
-        Plan._feedforward, "((0, gate), (f, up))", "((f, gate), (0, up))", "fused glu"
+        Plan._feedforward,
+        "gate, up, stride = both, both.data[4 * f :]",
+        "gate, up, stride = both, both.data",
+        "fused glu",
     ),
     "a parallel path reads what attention has added": Fault(
         Plan._layer, 'layer.residual == "sequential"', "True", "parallel"
@@ -121,11 +124,35 @@ FAULTS = {
     "a grown cache loses what it held": Fault(
         TextCache._take, "layer[:, : held.shape[1]] = held", "pass", sizes=(20, 20)
     ),
-    "half of a fused matrix is the other": Fault(
+    "every expert is the first": Fault(
         Matrix.rows,
         "first * self.row_bytes : last * self.row_bytes",
         "0 : (last - first) * self.row_bytes",
-        "fused glu",
+        "experts",
+    ),
+    "experts count as if they were all": Fault(
+        Plan._choose, "normalise=int(router.normalise)", "normalise=0", "experts"
+    ),
+    "the selection's bias is left out": Fault(
+        Plan._choose,
+        'self._weights.optional(name + "selection_bias")',
+        "None",
+        "experts, sigmoid in groups",
+    ),
+    "the shared network's gate is left out": Fault(
+        Plan._mixture,
+        "None if gate is None else gate.data",
+        "None",
+        "experts, shared one gated",
+    ),
+    "gates are not bounded": Fault(
+        Plan._feedforward,
+        "_LARGEST if config.limit is None else config.limit",
+        "_LARGEST",
+        "clipped glu",
+    ),
+    "sinks are left out": Fault(
+        Plan._attention, 'self._weights.optional(name + "sinks")', "None", "sinks"
     ),
 }
 

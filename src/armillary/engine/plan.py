@@ -311,15 +311,13 @@ class Plan:
         )
         middle = self._feedforward(name + "experts.", expert, taken, slots)
         given = self._shared("given", d, slots)
-        # What the sum takes of it are columns that the same thread has made.
-        down = [(name + "experts.down", given)]
-        self._products(down, middle, expert.d_ff, wait=False, slots=slots)
+        self._products([(name + "experts.down", given)], middle, expert.d_ff, slots=slots)
         shared: Buffer | None = None
         gate: Buffer | None = None
         if config.shared is not None:
             shared = self._shared("of the shared", d)
             inner = self._feedforward(name + "shared.", config.shared, x)
-            self._products([(name + "shared.down", shared)], inner, config.shared.d_ff, wait=False)
+            self._products([(name + "shared.down", shared)], inner, config.shared.d_ff)
         if config.shared_gate:
             gate = self._shared("shared gate", 1)
             self._products([(name + "shared_gate", gate)], x, d)
