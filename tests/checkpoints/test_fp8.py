@@ -8,7 +8,8 @@ import safetensors.torch
 import torch
 
 from armillary.checkpoints import open_checkpoint
-from armillary.checkpoints.tensors import ScaledTensor, StoredTensor, decode
+from armillary.checkpoints.tensors import StoredTensor, decode
+from armillary.checkpoints.views import ScaledTensor
 from armillary.conversion.convert import convert
 from armillary.errors import CheckpointError
 from support.llama_files import huggingface_tensors, write_huggingface_directory

@@ -10,7 +10,8 @@ import torch
 
 from armillary.checkpoints import open_checkpoint
 from armillary.checkpoints.checkpoint import Checkpoint
-from armillary.checkpoints.tensors import PackedStack, StoredTensor, block_size, decode
+from armillary.checkpoints.tensors import StoredTensor, block_size, decode
+from armillary.checkpoints.views import PackedStack
 from armillary.conversion.convert import convert
 from armillary.errors import CheckpointError
 from armillary.weights import build_filled

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from armillary.checkpoints.tensors import JoinedTensor
+from armillary.checkpoints.views import JoinedTensor
 from armillary.engine.formats import FORMATS
 from armillary.engine.weights import Weights
 from support.engine import stored_tensors

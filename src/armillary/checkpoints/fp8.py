@@ -10,7 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from armillary.checkpoints.tensors import ScaledTensor, StoredTensor
+from armillary.checkpoints.tensors import StoredTensor
+from armillary.checkpoints.views import ScaledTensor
 from armillary.errors import CheckpointError
 from armillary.strict_dict import StrictDict
 

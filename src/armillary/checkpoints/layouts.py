@@ -24,11 +24,8 @@ from armillary.checkpoints.parameters import (
     template_of,
 )
 from armillary.checkpoints.tensors import (
-    HeadsTensor,
-    JoinedTensor,
     StoredTensor,
     TensorToWrite,
-    TransposedTensor,
     block_size,
     encode,
     in_heads,
@@ -38,6 +35,7 @@ from armillary.checkpoints.tensors import (
     whole,
     with_rows,
 )
+from armillary.checkpoints.views import HeadsTensor, JoinedTensor, TransposedTensor, columns
 from armillary.config import DecoderConfig, LayerConfig
 from armillary.errors import CheckpointError
 from armillary.rope_layout import half_split_from_interleaved, interleaved_from_half_split
@@ -397,7 +395,7 @@ class Turned:
     def read(self, found: Sequence[StoredTensor], place: Place) -> list[StoredTensor]:
         """Columns as rows."""
         shapes = list(place.ours.values())
-        return [found[0].columns(shape, first, len(shapes)) for first, shape in enumerate(shapes)]
+        return [columns(found[0], shape, first, len(shapes)) for first, shape in enumerate(shapes)]
 
     def write(self, ours: Sequence[TensorToWrite], place: Place) -> list[TensorToWrite]:
         """Rows as columns."""

@@ -18,8 +18,9 @@ from armillary.checkpoints.families.family import MAX_LAYERS
 from armillary.checkpoints.layouts import Interleaved, Layout, Same, read_tensors
 from armillary.checkpoints.parameters import template_of
 from armillary.checkpoints.rotary_keys import check_frequencies
-from armillary.checkpoints.tensors import JoinedTensor, StoredTensor
+from armillary.checkpoints.tensors import StoredTensor
 from armillary.checkpoints.torch_file import read_torch_file
+from armillary.checkpoints.views import JoinedTensor
 from armillary.config import DecoderConfig
 from armillary.errors import CheckpointError, ConfigError
 from armillary.files import read_json

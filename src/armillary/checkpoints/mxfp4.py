@@ -9,7 +9,8 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from armillary.checkpoints.tensors import PackedStack, StoredTensor
+from armillary.checkpoints.tensors import StoredTensor
+from armillary.checkpoints.views import PackedStack
 from armillary.errors import CheckpointError
 from armillary.strict_dict import StrictDict
 

@@ -9,7 +9,7 @@ import functools
 import math
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,19 +21,19 @@ from armillary.errors import CheckpointError
 # Elements handled at once: 1 MiB as float32, small beside any weight.
 _BLOCK_ELEMENTS = 1 << 18
 
-_PLAIN: dict[str, np.dtype[Any]] = {
+PLAIN: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-_FP8, RAW = "F8_E4M3", "U8"
+FP8, RAW = "F8_E4M3", "U8"
 # The commonest blocks' elements and bytes: the gguf library, which has all, is imported for others.
 BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
 # Block encodings that weights can be brought to.
 QUANTIZED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", *K_TYPES)
 # 32 numbers of FP4 (E2M1) with a scale, a power of two (E8M0): a byte of it, then 16 of them.
-_FP4, _FP4_BLOCK = "MXFP4", 32
+FP4, FP4_BLOCK = "MXFP4", 32
 # Scales are half-precision numbers; a weight above the largest of them has none in any of these.
 _LARGEST = 65504.0
 
@@ -45,11 +45,11 @@ def block_size(encoding: str) -> tuple[int, int]:
     Raises CheckpointError for an encoding that cannot be brought to float32.
     Source: ggml, `ggml-common.h`, as tabled by the gguf library.
     """
-    if encoding in _PLAIN:
-        return 1, _PLAIN[encoding].itemsize
+    if encoding in PLAIN:
+        return 1, PLAIN[encoding].itemsize
     if encoding in BLOCKS:
         return BLOCKS[encoding]
-    if encoding in {_FP8, RAW}:
+    if encoding in {FP8, RAW}:
         return 1, 1
     import gguf
 
@@ -84,9 +84,9 @@ def plain_for(encoding: str) -> str:
 
     Numbers of MXFP4 are one or two bits times a power of two.
     """
-    if encoding in _PLAIN:
+    if encoding in PLAIN:
         return encoding
-    return "BF16" if encoding == _FP4 else "F32"
+    return "BF16" if encoding == FP4 else "F32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,13 +180,6 @@ class StoredTensor:
         self.release()
         return result
 
-    def columns(self, shape: tuple[int, ...], first: int, count: int) -> "StoredTensor":
-        """Return every `count`-th column of a stack of matrices as rows, column `first` the first.
-
-        Of this shape: (E, in, out) → (E, out / count, in), or (E, out) → (E, out / count).
-        """
-        return TurnedStack.of(self, shape, first, count)
-
     def row_blocks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows, each of about a MiB as float32."""
         width = max(1, math.prod(self.shape) // max(1, self.n_rows))
@@ -229,249 +222,6 @@ class StoredTensor:
             mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
-@dataclass(frozen=True, eq=False)
-class TransposedTensor(StoredTensor):
-    """A matrix of plain numbers whose rows are the columns of the stored one."""
-
-    @classmethod
-    def of(cls, stored: StoredTensor) -> "TransposedTensor":
-        """Return a stored matrix, with rows for columns."""
-        if stored.encoding not in _PLAIN or stored.row_order is not None or not stored.in_place:
-            raise CheckpointError(
-                f"{stored.where}: {stored.name} is stored with rows for columns in "
-                f"{stored.encoding}; only plain numbers can be turned"
-            )
-        rows, columns = stored.shape
-        return cls(stored.name, (columns, rows), stored.encoding, stored.data, stored.where)
-
-    @property
-    def in_place(self) -> bool:
-        """No: its rows are spread over the file."""
-        return False
-
-    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        stored = self.data.view(_PLAIN[self.encoding]).reshape(self.shape[1], -1)
-        return np.ascontiguousarray(stored[:, rows].T).view(np.uint8)
-
-
-@dataclass(frozen=True, eq=False)
-class JoinedTensor(StoredTensor):
-    """Tensors of one encoding that are parts of one, of as many rows each."""
-
-    parts: tuple[StoredTensor, ...] = ()
-
-    @classmethod
-    def of(cls, parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> "JoinedTensor":
-        """Return parts as a tensor of a shape, one after the other along its first dimension.
-
-        Raises CheckpointError for parts of several encodings.
-        """
-        head = parts[0]
-        for part in parts:
-            if part.encoding != head.encoding:
-                raise CheckpointError(
-                    f"{part.where}: {part.name} is {part.encoding} and {head.name} "
-                    f"{head.encoding}; parts of one tensor must be stored alike"
-                )
-        nothing = np.empty(0, dtype=np.uint8)
-        return cls(head.name, shape, head.encoding, nothing, head.where, None, tuple(parts))
-
-    def __post_init__(self) -> None:
-        if self.row_order is None and sum(part.nbytes for part in self.parts) != self.nbytes:
-            raise ValueError(f"{self.name}: parts of another size than {self.shape}")
-
-    @property
-    def in_place(self) -> bool:
-        """No: its parts lie apart in the file."""
-        return False
-
-    @property
-    def is_stack(self) -> bool:
-        """Whether each part is one slice along the first dimension, and all are there in order."""
-        return self.row_order is None and len(self.parts) == self.shape[0]
-
-    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        width = self.nbytes // max(1, self.n_rows)
-        each = sum(part.nbytes for part in self.parts) // max(1, width) // len(self.parts)
-        numbers = np.arange(each * len(self.parts))[rows]
-        result = np.empty((len(numbers), width), dtype=np.uint8)
-        for number, part in enumerate(self.parts):
-            mine = numbers // each == number
-            if not mine.any():
-                continue
-            first, last = numbers[mine].min() % each, numbers[mine].max() % each
-            # A row of the whole may be several of a part.
-            per_row = part.n_rows // each
-            stored = part.stored_rows(first * per_row, (last + 1) * per_row).reshape(-1, width)
-            result[mine] = stored[numbers[mine] % each - first]
-        return result
-
-    def release(self) -> None:
-        """Give back the memory of the parts' pages."""
-        for part in self.parts:
-            part.release()
-
-
-@dataclass(frozen=True, eq=False)
-class HeadsTensor(StoredTensor):
-    """The rows of a matrix stored head by head in two stacks: first ones turned, then last ones.
-
-    `turned` (H, in, first) and `plain` (H, last, in) for rows (H · (first + last), in).
-    """
-
-    turned: StoredTensor | None = None
-    plain: StoredTensor | None = None
-
-    @classmethod
-    def of(cls, turned: StoredTensor, plain: StoredTensor) -> "HeadsTensor":
-        """Return the matrix, in float32 where the two are not in one 16-bit encoding."""
-        heads, width, first = turned.shape
-        shape = (heads * (first + plain.shape[1]), width)
-        nothing = np.empty(0, dtype=np.uint8)
-        alike = turned.encoding == plain.encoding in {"F16", "BF16"}
-        encoding = plain.encoding if alike else "F32"
-        return cls(turned.name, shape, encoding, nothing, turned.where, None, turned, plain)
-
-    def __post_init__(self) -> None:
-        """Its bytes are in the two."""
-
-    @property
-    def in_place(self) -> bool:
-        """No: a part of its rows are columns in the file."""
-        return False
-
-    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        assert self.turned is not None
-        assert self.plain is not None
-        each = self.turned.shape[2] + self.plain.shape[1]
-        numbers = np.arange(self.turned.shape[0] * each)[rows]
-        result = np.empty((len(numbers), self.shape[1]), dtype=np.float32)
-        for head in np.unique(numbers // each):
-            first = self.turned.rows(head, head + 1)[0].T
-            matrix = np.concatenate([first, self.plain.rows(head, head + 1)[0]])
-            mine = numbers // each == head
-            result[mine] = matrix[numbers[mine] % each]
-        return encode(result, self.encoding).reshape(len(numbers), -1)
-
-    def release(self) -> None:
-        """Give back the memory of the pages of both."""
-        for part in (self.turned, self.plain):
-            if part is not None:
-                part.release()
-
-
-@dataclass(frozen=True, eq=False)
-class ScaledTensor(StoredTensor):
-    """A matrix of 8-bit numbers with scales, for others a matrix in float32.
-
-    `scale` (rows / b0, columns / b1), rounded up, has a factor for each block of b0 × b1 numbers.
-    """
-
-    scale: NDArray[np.float32] = field(default_factory=lambda: np.ones((1, 1), np.float32))
-    block: tuple[int, int] = (1, 1)
-
-    @classmethod
-    def of(
-        cls, stored: StoredTensor, scale: NDArray[np.float32], block: tuple[int, int]
-    ) -> "ScaledTensor":
-        """Return a stored matrix of F8_E4M3 with its scales. Raises CheckpointError for others."""
-        wanted = tuple(-(-size // by) for size, by in zip(stored.shape, block, strict=False))
-        if stored.encoding != _FP8 or len(stored.shape) != 2 or scale.shape != wanted:
-            raise CheckpointError(
-                f"{stored.where}: {stored.name} is {list(stored.shape)} in {stored.encoding} with "
-                f"scales {list(scale.shape)} for blocks of {list(block)}"
-            )
-        where = stored.where
-        return cls(stored.name, stored.shape, "F32", stored.data, where, None, scale, block)
-
-    def __post_init__(self) -> None:
-        """Its bytes are a quarter of what it is for others."""
-
-    @property
-    def in_place(self) -> bool:
-        """No: the numbers are made when they are asked for."""
-        return False
-
-    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        stored = self.data.reshape(-1, self.shape[1])
-        numbers = np.arange(len(stored))[rows]
-        by_row = self.scale[numbers // self.block[0]]
-        scales = np.repeat(by_row, self.block[1], axis=1)[:, : self.shape[1]]
-        scaled = decode(stored[rows], _FP8) * scales
-        return scaled.view(np.uint8)
-
-
-@dataclass(frozen=True, eq=False)
-class PackedStack(StoredTensor):
-    """A stack of matrices (E, in, out) in bfloat16, which its file holds turned and in MXFP4.
-
-    `data` is (E, out, in / 32, 16): byte j of a block has numbers 2j and 2j + 1, the first in the
-    lower half. `scales` (E, out, in / 32) are exponents, of a power of two for each block.
-    """
-
-    scales: StoredTensor | None = None
-
-    @classmethod
-    def of(cls, blocks: StoredTensor, scales: StoredTensor) -> "PackedStack":
-        """Return blocks with their scales. Raises CheckpointError for others than those."""
-        fit = len(blocks.shape) == 4 and blocks.shape == (*scales.shape, _FP4_BLOCK // 2)
-        if not fit or {blocks.encoding, scales.encoding} != {RAW}:
-            raise CheckpointError(
-                f"{blocks.where}: {blocks.name} is {list(blocks.shape)} in {blocks.encoding} with "
-                f"scales {list(scales.shape)} in {scales.encoding}; MXFP4 is (experts, rows, "
-                f"blocks, 16) and (experts, rows, blocks) in {RAW}"
-            )
-        stack, n_out, n_blocks, _ = blocks.shape
-        shape = (stack, n_blocks * _FP4_BLOCK, n_out)
-        return cls(blocks.name, shape, "BF16", blocks.data, blocks.where, None, scales)
-
-    def __post_init__(self) -> None:
-        """Its bytes are about a quarter of what it is for others."""
-
-    @property
-    def in_place(self) -> bool:
-        """No: the numbers are made when they are asked for."""
-        return False
-
-    def columns(self, shape: tuple[int, ...], first: int, count: int) -> StoredTensor:
-        """Return every `count`-th column as rows, which are rows of the file, in blocks."""
-        return PackedRows(
-            self.name, shape, _FP4, self.data, self.where, None, self.scales, first, count
-        )
-
-    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        assert self.scales is not None
-        (stack, n_out, _), n_in = self.scales.shape, self.shape[1]
-        packed = self.columns((stack, n_out, n_in), 0, 1).taking_rows(np.arange(stack)[rows])
-        turned = packed.rows(0, packed.n_rows).swapaxes(1, 2)
-        return encode(turned, "BF16").reshape(packed.n_rows, -1)
-
-    def release(self) -> None:
-        """Give back the memory of the pages of both."""
-        super().release()
-        if self.scales is not None:
-            self.scales.release()
-
-
-@dataclass(frozen=True, eq=False)
-class PackedRows(PackedStack):
-    """Of a `PackedStack` every `count`-th row of the file, (E, out / count, in) in GGML's MXFP4."""
-
-    first: int = 0
-    count: int = 1
-
-    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        assert self.scales is not None
-        stored, mine = self.scales.shape, slice(self.first, None, self.count)
-        packed = self.data.reshape(*stored, -1)[rows][:, mine]
-        numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:3], -1)
-        # In GGML's blocks number j lies beside number j + 16.
-        low, high = np.split(numbers, 2, axis=-1)
-        scales = self.scales.data.reshape(*stored, 1)[rows][:, mine]
-        blocks = np.concatenate([scales, low | high << 4], axis=-1)
-        return blocks.reshape(len(blocks), -1)
-
-
 class TensorToWrite(NamedTuple):
     """What a writer needs: `chunks` gives the bytes in order and is asked for once, when due."""
 
@@ -495,47 +245,6 @@ def telling(tensor: TensorToWrite, progress: Callable[[int], None]) -> TensorToW
             progress(memoryview(chunk).nbytes)
 
     return tensor._replace(chunks=chunks())
-
-
-@dataclass(frozen=True, eq=False)
-class TurnedStack(StoredTensor):
-    """Of a stack of matrices (E, in, out) in plain numbers, every `count`-th column as a row.
-
-    Column `first` is row 0. The stack of vectors (E, out) is one of matrices of one row.
-    """
-
-    first: int = 0
-    count: int = 1
-
-    @classmethod
-    def of(
-        cls, stored: StoredTensor, shape: tuple[int, ...], first: int, count: int
-    ) -> "TurnedStack":
-        """Return a stored stack as one of this shape, (E, out / count, in) or (E, out / count)."""
-        if stored.encoding not in _PLAIN or stored.row_order is not None or not stored.in_place:
-            raise CheckpointError(
-                f"{stored.where}: {stored.name} is stored with rows for columns in "
-                f"{stored.encoding}; only plain numbers can be turned"
-            )
-        return cls(
-            stored.name, shape, stored.encoding, stored.data, stored.where, None, first, count
-        )
-
-    def __post_init__(self) -> None:
-        if self.data.nbytes != self.count * self.nbytes:
-            raise ValueError(f"{self.name}: {self.data.nbytes} bytes for {self.count} {self.shape}")
-
-    @property
-    def in_place(self) -> bool:
-        """No: its rows are spread over the file."""
-        return False
-
-    def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        stack, n_out, *inner = self.shape
-        numbers = self.data.view(_PLAIN[self.encoding])
-        stored = numbers.reshape(stack, inner[0] if inner else 1, n_out, self.count)
-        turned = np.ascontiguousarray(stored[rows, :, :, self.first].swapaxes(1, 2))
-        return turned.reshape(len(turned), -1).view(np.uint8)
 
 
 def whole(tensor: TensorToWrite) -> NDArray[np.uint8]:
@@ -610,7 +319,7 @@ def turned_stacks(tensors: Sequence[TensorToWrite], shape: tuple[int, ...]) -> T
     """
 
     def chunks() -> Iterator[Any]:
-        number = _PLAIN[tensors[0].encoding]
+        number = PLAIN[tensors[0].encoding]
         stacks = [whole(tensor).view(number).reshape(*tensor.shape[:2], -1) for tensor in tensors]
         for matrices in zip(*stacks, strict=True):
             yield np.ascontiguousarray(np.stack(matrices).transpose(2, 1, 0)).view(np.uint8)
@@ -623,7 +332,7 @@ def transposed(tensor: TensorToWrite) -> TensorToWrite:
     rows, columns = tensor.shape
 
     def chunks() -> Iterator[Any]:
-        numbers = whole(tensor).view(_PLAIN[tensor.encoding]).reshape(rows, columns)
+        numbers = whole(tensor).view(PLAIN[tensor.encoding]).reshape(rows, columns)
         step = max(1, _BLOCK_ELEMENTS // max(1, rows))
         for start in range(0, columns, step):
             yield np.ascontiguousarray(numbers[:, start : start + step].T).view(np.uint8)
@@ -636,9 +345,9 @@ def decode(rows: NDArray[np.uint8], encoding: str) -> NDArray[np.float32]:
     if encoding == "BF16":
         # A bfloat16 is the upper half of the float32 of the same value.
         return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    if encoding in _PLAIN:
-        return np.asarray(rows.view(_PLAIN[encoding]).astype(np.float32))
-    if encoding == _FP8:
+    if encoding in PLAIN:
+        return np.asarray(rows.view(PLAIN[encoding]).astype(np.float32))
+    if encoding == FP8:
         return _fp8_numbers()[rows]
     import gguf
 
@@ -677,10 +386,10 @@ def encode(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:
         return halves.astype("<u2").view(np.uint8)
     if encoding in QUANTIZED:
         return _quantize(numbers, encoding)
-    if encoding not in _PLAIN:
-        known = ", ".join((*_PLAIN, *QUANTIZED))
+    if encoding not in PLAIN:
+        known = ", ".join((*PLAIN, *QUANTIZED))
         raise ValueError(f"numbers can be written as {known}, not {encoding}")
-    return np.asarray(numbers.reshape(-1).astype(_PLAIN[encoding]).view(np.uint8))
+    return np.asarray(numbers.reshape(-1).astype(PLAIN[encoding]).view(np.uint8))
 
 
 def _quantize(numbers: NDArray[np.float32], encoding: str) -> NDArray[np.uint8]:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.checkpoints.tensors import JoinedTensor, StoredTensor
+from armillary.checkpoints.tensors import StoredTensor
+from armillary.checkpoints.views import JoinedTensor
 from armillary.engine import repacking
 from armillary.engine.formats import FORMATS, Format
 
