@@ -43,6 +43,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.llamacpp
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/sample.py
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/finetune.py

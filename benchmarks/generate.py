@@ -75,7 +75,7 @@ class Run:
         self.lengths = [128, 512] if self.quick else list(PREFILL_GOALS)
         self.contexts = [128] if self.quick else [128, 4096]
         self.repeats = 3 if self.quick else 9
-        self.prompts = _prompts(max(self.lengths))
+        self.prompts = prompts(max(self.lengths))
 
     def rows(self) -> list[Row]:
         """Everything that was asked for."""
@@ -102,9 +102,9 @@ class Run:
     def _workers(self, width: Width, path: Path) -> list[Worker]:
         """Ours first."""
         workers = [Worker("armillary", path, "auto", THREADS, CONTEXT)]
-        if _has("llama_cpp"):
+        if has("llama_cpp"):
             workers.append(Worker("llama.cpp", path, "", THREADS, CONTEXT))
-        if width.torch is not None and _has("transformers"):
+        if width.torch is not None and has("transformers"):
             folder = _for_transformers(self.folder, width)
             workers.append(Worker("transformers", folder, width.torch, THREADS, CONTEXT))
         return workers
@@ -277,7 +277,7 @@ def _first_token(width: Width, path: Path, repeats: int) -> list[Row]:
     """Whole processes from start to end, for a prompt and one token."""
     ours = [sys.executable, "-m", "armillary", "generate", str(path), "Once upon a time"]
     commands = {"armillary": [*ours, "--max-tokens", "1", "--temperature", "0"]}
-    if _has("llama_cpp"):
+    if has("llama_cpp"):
         peer = (
             "import sys; from llama_cpp import Llama\n"
             f"lm = Llama(sys.argv[1], n_ctx=512, n_threads={THREADS}, verbose=False)\n"
@@ -317,7 +317,7 @@ def _again(folder: Path, width: Width, path: Path, repeats: int) -> list[Row]:
         "computed before": [*ours, "--prompt-cache"],
         "computed now": [*ours, "--no-prompt-cache"],
     }
-    if _has("llama_cpp"):
+    if has("llama_cpp"):
         saved = folder / f"prompt-{width.name}.session"
         peer = [sys.executable, str(Path(__file__).with_name("sessions.py")), str(path)]
         commands["llama.cpp, computed before"] = [*peer, str(prompt), str(saved), str(THREADS)]
@@ -351,10 +351,10 @@ def _text(tokens: int) -> str:
 
     tokenizer = open_checkpoint(locate("smollm2-135m")).tokenizer
     assert tokenizer is not None
-    return tokenizer.decode(_prompts(tokens)[0])
+    return tokenizer.decode(prompts(tokens)[0])
 
 
-def _prompts(longest: int) -> list[list[int]]:
+def prompts(longest: int) -> list[list[int]]:
     """Three texts of at least so many tokens."""
     from armillary.checkpoints import open_checkpoint
     from armillary.checkpoints.locate import locate
@@ -373,7 +373,7 @@ def _written(folder: Path, width: Width) -> Path:
     from armillary.checkpoints.locate import locate
 
     source = locate("smollm2-135m")
-    if not _has("llama_cpp"):
+    if not has("llama_cpp"):
         note("llama-cpp-python is not installed; left out (make test-llamacpp builds it)")
         return source
     import llama_cpp
@@ -447,7 +447,7 @@ def _seconds_a_byte() -> float:
     return statistics.median(times) / data.nbytes
 
 
-def _has(module: str) -> bool:
+def has(module: str) -> bool:
     from importlib.util import find_spec
 
     return find_spec(module) is not None

@@ -25,7 +25,7 @@ from armillary.errors import UserError
 from armillary.generation.batch import generate
 from armillary.generation.decode import FinishReason, TokenEvent, TokenLogprob
 from armillary.generation.engine import Engine, TextDecoder, TextEngine
-from armillary.generation.sampling import SamplingConfig
+from armillary.generation.sampling import SamplingConfig, temperature
 from armillary.generation.speculation import DraftProposer, Proposer, SuffixProposer
 from armillary.tokenizer import Tokenizer
 
@@ -204,6 +204,7 @@ class LanguageModel:
                 eos_ids=self.eos_ids,
                 cache=cache,
                 proposer=proposer,
+                weigh=self.decoder.weigh if self.engine == "numba" else temperature,
             )
         )
 

@@ -18,6 +18,7 @@ from armillary.engine.library import library
 from armillary.engine.plan import Plan
 from armillary.engine.positions import Angles, position_rows
 from armillary.engine.prefill import PrefillPlan
+from armillary.engine.sampling import Weigher
 from armillary.engine.threads import physical_cores, team
 from armillary.engine.weights import Weights, Width
 
@@ -94,6 +95,7 @@ class EngineDecoder:
         self._weights = weights = Weights(tensors, width, notice)
         self._plan = Plan(config, weights, self._code, self._team.threads, self.stored)
         self._prefill: PrefillPlan | None = None
+        self.weigh = Weigher(self._code)
         # What a pass is told, and the memory that it works in, are the plans'.
         self._lock = threading.Lock()
         self._angles = [Angles(rotary) for rotary in self._plan.rotaries]

@@ -9,7 +9,7 @@ from typing import Any
 
 from armillary.generation.decode import Request, TokenEvent, check_prompt
 from armillary.generation.engine import Engine, Texts
-from armillary.generation.sampling import SamplingConfig
+from armillary.generation.sampling import SamplingConfig, Weigh, temperature
 from armillary.generation.speculation import Proposer
 from armillary.tokenizer import Tokenizer
 
@@ -23,6 +23,7 @@ def generate(
     eos_ids: Collection[int] | None = None,
     cache: Any = None,
     proposer: Proposer | None = None,
+    weigh: Weigh = temperature,
 ) -> Iterator[TokenEvent]:
     """Continue each prompt under its own options, a token of every request at a time.
 
@@ -35,7 +36,8 @@ def generate(
     the first token on, so that every step equals a whole pass with that `rotary_length`.
 
     `proposer`, for a single prompt, guesses what comes next, for the engine to check several tokens
-    at once; the text is the one that comes without it.
+    at once; the text is the one that comes without it. `weigh` takes the sampler's step of the
+    temperature.
 
     Raises UserError for a prompt that the model cannot go on from, before anything is computed.
     """
@@ -48,7 +50,7 @@ def generate(
         check_prompt(prompt, config, engine.config)
     eos_ids = tokenizer.eos_ids if eos_ids is None else eos_ids
     requests = [
-        Request(index, prompt, config, tokenizer, eos_ids)
+        Request(index, prompt, config, tokenizer, eos_ids, weigh)
         for index, (prompt, config) in enumerate(zip(prompts, configs, strict=True))
     ]
     texts = engine.texts([request.full_length for request in requests], cache)

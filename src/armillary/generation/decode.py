@@ -17,10 +17,12 @@ from armillary.errors import UserError
 from armillary.generation.sampling import (
     Logits,
     SamplingConfig,
+    Weigh,
     choose,
     generator,
     likeliest,
     log_probabilities,
+    temperature,
 )
 from armillary.generation.stream import TextStream
 from armillary.tokenizer import Tokenizer
@@ -58,7 +60,7 @@ class TokenEvent:
 class Request:
     """The state of one request.
 
-    `eos_ids` are the tokens that end it.
+    `eos_ids` are the tokens that end it; `weigh` is the sampler's step of the temperature.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Request:
         config: SamplingConfig,
         tokenizer: Tokenizer,
         eos_ids: Collection[int],
+        weigh: Weigh = temperature,
     ) -> None:
         self.index = index
         self.prompt = list(prompt)
@@ -77,6 +80,7 @@ class Request:
         self._eos_ids = frozenset() if config.ignore_eos else frozenset(eos_ids)
         self._random = None if config.greedy else generator(config.seed)
         self._stream = TextStream(tokenizer, config.stop, self.prompt)
+        self._weigh = weigh
         self._seen: NDArray[np.bool_] | None = None
 
     @property
@@ -88,7 +92,7 @@ class Request:
         """Choose the next token. Shape: logits (V,)."""
         seen = self._mark_seen(logits) if self.config.repetition_penalty != 1 else None
         draw = 0.0 if self._random is None else float(self._random.random())
-        token_id = choose(logits, self.config, draw, seen)
+        token_id = choose(logits, self.config, draw, seen, self._weigh)
         self.token_ids.append(token_id)
         text = self._read(token_id)
         logprob = self._logprob(logits, token_id)

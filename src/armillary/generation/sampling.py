@@ -12,7 +12,7 @@ must be made.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -24,9 +24,11 @@ from armillary.errors import UserError
 
 Logits = NDArray[np.floating[Any]]
 """Of one position, (V,): float32, or float64 where the model computes in it."""
-Weights = NDArray[np.float64]
-"""Probabilities before they are divided by their sum."""
+Weights = NDArray[np.floating[Any]]
+"""Probabilities before they are divided by their sum; float32 where a kernel weighed them."""
 Places = NDArray[np.intp]
+Weigh = Callable[[Logits, float], Weights]
+"""What `temperature` does, whoever does it."""
 
 MAX_TEMPERATURE = 100.0
 PENALTY_RANGE = (0.01, 100.0)
@@ -151,7 +153,7 @@ def top_p(weights: Weights, p: float) -> Places:
     # Tokens below an n-th of 1 − p hold together no more than 1 − p.
     border = min(total * (1 - p) / len(weights), weights.max())
     contenders = np.flatnonzero(weights >= border)
-    weights = weights[contenders]
+    weights = weights[contenders].astype(np.float64)
     # By their leading bits weights fall into bins in the order of their size; only the bin that
     # p is reached in has to be sorted.
     bins = weights.view(np.int64) >> _BIN_BITS
@@ -195,13 +197,17 @@ def likeliest(logits: Logits, n: int) -> Places:
 
 
 def choose(
-    logits: Logits, config: SamplingConfig, draw: float, seen: NDArray[np.bool_] | None = None
+    logits: Logits,
+    config: SamplingConfig,
+    draw: float,
+    seen: NDArray[np.bool_] | None = None,
+    weigh: Weigh = temperature,
 ) -> int:
     """Pick the next token under a request's options, inverting the distribution function.
 
     logits (V,); `draw` in [0, 1), unused at temperature 0; `seen` (V,), the tokens that the
-    repetition penalty applies to (needed only when there is one). The probabilities drawn from
-    are float64. Raises UserError when no logit is finite or one is NaN or +inf.
+    repetition penalty applies to (needed only when there is one); `weigh` takes the temperature's
+    step. Raises UserError when no logit is finite or one is NaN or +inf.
     """
     best = int(logits.argmax())  # the first of equals; a NaN is taken for the greatest
     if not math.isfinite(logits[best]):
@@ -222,7 +228,7 @@ def choose(
         # A temperature changes no order: what top-k drops need not be weighed.
         kept.append(top_k(logits, config.top_k))
         logits = logits[kept[-1]]
-    weights = temperature(logits, config.temperature)
+    weights = weigh(logits, config.temperature)
     for step, value, without in ((top_p, config.top_p, 1), (min_p, config.min_p, 0)):
         if value != without:
             kept.append(step(weights, value))
@@ -240,12 +246,13 @@ def _drawn(weights: Weights, draw: float) -> int:
     """
     whole = len(weights) // _GROUP * _GROUP
     groups = weights[:whole].reshape(-1, _GROUP).sum(axis=1)
-    ends = np.cumsum(np.append(groups, weights[whole:].sum()))
+    ends = np.cumsum(np.append(groups, weights[whole:].sum()), dtype=np.float64)
     wanted = min(draw * ends[-1], np.nextafter(ends[-1], 0))
     group = int(np.searchsorted(ends, wanted, side="right"))
     start, before = group * _GROUP, ends[group - 1] if group else 0.0
     own = weights[start : start + _GROUP]
-    place = int(np.searchsorted(before + np.cumsum(own), wanted, side="right"))
+    sums = before + np.cumsum(own, dtype=np.float64)
+    place = int(np.searchsorted(sums, wanted, side="right"))
     # Summed in another order a group may end a rounding before what is wanted.
     return start + min(place, int(np.flatnonzero(own)[-1]))
 

@@ -20,6 +20,7 @@ from armillary.engine.kernels import (
     quantise,
     rotary,
     rows,
+    sampling,
     schedule,
 )
 from armillary.engine.kernels.elementary import ACTIVATIONS
@@ -56,4 +57,5 @@ def all_kernels(machine: Machine) -> list[Kernel]:
         rows.pick(),
         rows.scale(),
         rows.soft_cap(),
+        sampling.weigh(),
     ]
