@@ -24,6 +24,7 @@ from armillary.checkpoints.layouts import (
 )
 from armillary.checkpoints.parameters import parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor, TensorToWrite, encode
+from armillary.checkpoints.views import columns
 from armillary.config import LatentConfig, LayerConfig, NormConfig
 from armillary.errors import CheckpointError
 from support.models import config, layer
@@ -159,6 +160,22 @@ def test_turned_matrices_are_read_by_any_rows(encoding):
     np.testing.assert_array_equal(ours.to_float32(), expected)
     np.testing.assert_array_equal(ours.rows(7, 19), expected[7:19])
     np.testing.assert_array_equal(ours.reordered(np.arange(60)[::-1]).rows(0, 3), expected[:-4:-1])
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16"])
+@pytest.mark.parametrize("inner", [(), (12,)], ids=["vectors", "matrices"])
+def test_columns_of_stacks_are_read_by_any_rows(encoding, inner):
+    """Of a stack of vectors or matrices, for some of the experts as for all."""
+    numbers = RNG.normal(size=(5, *inner, 14))
+    tensor = stored("x", numbers, encoding)
+    for first in (0, 1):
+        ours = columns(tensor, (5, 7, *inner), first, 2)
+        taken = tensor.to_float32()[..., first::2]
+        expected = taken.swapaxes(1, 2) if inner else taken
+        np.testing.assert_array_equal(ours.to_float32(), expected)
+        order = np.array([4, 0, 2])
+        np.testing.assert_array_equal(ours.taking_rows(order).to_float32(), expected[order])
+        np.testing.assert_array_equal(ours.row_range(1, 4).rows(1, 3), expected[2:4])
 
 
 def test_a_turned_matrix_of_blocks_is_refused():

@@ -35,8 +35,8 @@ def test_matrices_are_quantised_vectors_kept_and_what_is_no_whole_blocks_halved(
         else:
             assert encoding == "Q8_0"
     assert notices == [
-        "4 matrices have rows that are no multiple of 32 and are written as F16: "
-        "layers.0.attention.out.weight and others"
+        "rows that are no multiple of 32 are written as F16, in layers.0.attention.out.weight "
+        "and 3 more"
     ]
 
 
@@ -65,9 +65,8 @@ def test_rows_of_no_whole_super_blocks_have_shorter_blocks_and_it_is_said(
     assert encodings["layers.0.attention.out.weight"] == "F16"
     assert encodings["layers.0.feedforward.down.weight"] == shorter
     assert notices == [
-        "1 matrices have rows that are no multiple of 32 and are written as F16: "
-        "layers.0.attention.out.weight",
-        f"1 matrices have rows that are no multiple of 256 and are written as {shorter}: "
+        "rows that are no multiple of 32 are written as F16, in layers.0.attention.out.weight",
+        f"rows that are no multiple of 256 are written as {shorter}, in "
         "layers.0.feedforward.down.weight",
     ]
 

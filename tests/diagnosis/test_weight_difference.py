@@ -55,7 +55,8 @@ def test_an_encoding_keeps_its_own_numbers(numbers):
     assert weight_differences(stored(kept, "F32"), stored(kept, "BF16"))[0].relative == 0.0
 
 
-def test_nothing_is_told_of_an_encoding_that_is_only_read():
-    numbers = np.zeros((2, 256), np.float32)
-    blocks = StoredTensor(NAME, numbers.shape, "Q3_K", np.zeros(2 * 110, np.uint8), "")
-    assert weight_differences(stored(numbers, "F16"), {NAME: blocks}) is None
+def test_a_tensor_in_an_encoding_that_is_only_read_hides_no_other(numbers):
+    blocks = StoredTensor("b", (2, 256), "Q3_K", np.zeros(2 * 110, np.uint8), "")
+    one = {"b": blocks, **stored(numbers, "F16")}
+    found = weight_differences(one, {"b": blocks, **stored(1.5 * numbers, "F16")})
+    assert [(each.name, each.parts) for each in found] == [(NAME, True)]

@@ -71,8 +71,8 @@ def choose_encodings(checkpoint: Checkpoint, target: str) -> tuple[dict[str, str
             wanted = fitting
         encodings[name] = wanted
     notices = [
-        f"{len(names)} matrices have rows that are no multiple of {_needed(target, instead)} and "
-        f"are written as {instead}: {names[0]}{' and others' if len(names) > 1 else ''}"
+        f"rows that are no multiple of {_needed(target, instead)} are written as {instead}, in "
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
         for instead, names in unfit.items()
     ]
     before = sorted(

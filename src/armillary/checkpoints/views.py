@@ -290,7 +290,7 @@ class TurnedStack(StoredTensor):
         )
 
     def __post_init__(self) -> None:
-        if self.data.nbytes != self.count * self.nbytes:
+        if self.row_order is None and self.data.nbytes != self.count * self.nbytes:
             raise ValueError(f"{self.name}: {self.data.nbytes} bytes for {self.count} {self.shape}")
 
     @property
@@ -299,9 +299,9 @@ class TurnedStack(StoredTensor):
         return False
 
     def _in_file(self, rows: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        stack, n_out, *inner = self.shape
+        _, n_out, *inner = self.shape
         numbers = self.data.view(PLAIN[self.encoding])
-        stored = numbers.reshape(stack, inner[0] if inner else 1, n_out, self.count)
+        stored = numbers.reshape(-1, inner[0] if inner else 1, n_out, self.count)
         turned = np.ascontiguousarray(stored[rows, :, :, self.first].swapaxes(1, 2))
         return turned.reshape(len(turned), -1).view(np.uint8)
 

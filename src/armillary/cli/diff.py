@@ -153,7 +153,7 @@ def _unexplained(one: "Checkpoint", second: "Checkpoint") -> "WeightDifference |
 
     if _encodings(one) == _encodings(second) or _layouts(one) != _layouts(second):
         return None  # the steps tell as much, or the rows of Q and K lie in another order
-    return first_unexplained(weight_differences(one.tensors, second.tensors) or [])
+    return first_unexplained(weight_differences(one.tensors, second.tensors))
 
 
 def _layouts(checkpoint: "Checkpoint") -> list[str | None]:
