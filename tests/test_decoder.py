@@ -21,8 +21,8 @@ from support.checks import (
     padded,
     specification_gap,
 )
+from support.models import EVERY_VARIANT as VARIANTS
 from support.models import ORIGINAL_WINDOW, SCALINGS, build, config, layer, tokens
-from support.models import TORCH_VARIANTS as VARIANTS
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -22,7 +22,10 @@ from armillary.checkpoints.gguf_write import gguf_family_for, write_gguf
 from armillary.checkpoints.huggingface import family_for, read_huggingface
 from armillary.checkpoints.quantize import choose_encodings
 from armillary.checkpoints.tensors import to_write
+from armillary.engine.decoder import EngineDecoder
 from armillary.errors import CheckpointError, ConfigError, UserError
+from support.engine import in_chunks
+from support.models import tokens
 from support.peer_families import (
     BOUNDS_WITHIN,
     CASES,
@@ -121,6 +124,20 @@ def test_what_is_written_comes_back(tmp_path, name, variant):
     again = gguf_family_for(after.config, name)
     assert again.gguf is FAMILY[name].gguf
     assert family_for(after.config, name).name == name
+
+
+@pytest.mark.parametrize(("name", "variant"), EXPRESSIBLE)
+def test_the_engine_computes_the_same_from_either_file(tmp_path, name, variant):
+    """Rows that GGUF has in another order, stacks of experts, heads that it holds turned."""
+    before = checkpoint_of(name, variant, tmp_path / "a")
+    written(before, tmp_path / "m.gguf", name)
+    engines = (
+        EngineDecoder(each.config, each.tensors, threads=1)
+        for each in (before, read_gguf(tmp_path / "m.gguf"))
+    )
+    ids = tokens(1, 24)[0].tolist()
+    a, b = (in_chunks(engine, ids, [17, 1, 6]) for engine in engines)
+    np.testing.assert_allclose(b, a, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "variant"), EXPRESSIBLE)

@@ -7,7 +7,7 @@ from armillary.checkpoints.parameters import assign, parameter_shapes
 from armillary.checkpoints.tensors import StoredTensor
 from armillary.decoder import Decoder
 from armillary.errors import CheckpointError
-from support.models import TORCH_VARIANTS as VARIANTS
+from support.models import EVERY_VARIANT as VARIANTS
 from support.models import config
 
 

@@ -30,11 +30,11 @@ from armillary.diagnosis.size import (
 )
 from armillary.errors import UserError
 from armillary.parts.kv_cache import KVCache
-from support.models import TORCH_VARIANTS, config, layer, mixture
+from support.models import EVERY_VARIANT, config, layer, mixture
 from support.tensor_memory import TensorMemory
 
 # Every part switched, alone, and some that go together.
-SWITCHED = TORCH_VARIANTS | {
+SWITCHED = EVERY_VARIANT | {
     "layer norm without bias": config(layer(norm=NormConfig(kind="layer"))),
     "parallel post norm": config(layer(residual="parallel", norm_placement="post")),
     "fused without bias": config(layer(feedforward={"fused": True})),

@@ -18,7 +18,7 @@ from armillary.engine import coverage
 from armillary.engine.coverage import COMPUTED, Every, NoKernelError, check_computed
 from armillary.engine.decoder import EngineDecoder
 from support.engine import engine, in_chunks, text
-from support.models import ENGINE_VARIANTS, config, layer
+from support.models import EVERY_VARIANT, config, layer
 
 DROPOUTS = {"dropout", "input_dropout"}
 """What only training does."""
@@ -133,13 +133,14 @@ def parts(of: DecoderConfig) -> Iterator[BaseModel]:
         yield value
         yield from (value.attention, value.norm)
         yield from networks(value.feedforward)
-        yield from filter(None, (value.attention.rotary, value.attention.qk_norm))
+        attention = value.attention
+        yield from filter(None, (attention.rotary, attention.qk_norm, attention.latent))
     if of.final_norm is not None:
         yield of.final_norm
 
 
 def test_all_that_the_decoders_tests_compute_is_said_to_be_computed() -> None:
-    for of in ENGINE_VARIANTS.values():
+    for of in EVERY_VARIANT.values():
         check_computed(of)
 
 
@@ -151,7 +152,7 @@ def test_all_that_is_said_to_be_computed_is_held_to_the_specification(
     kind: type[BaseModel],
 ) -> None:
     """`test_decoder.py` compares these very configurations: no name or value is only listed."""
-    met = [part for of in ENGINE_VARIANTS.values() for part in parts(of) if type(part) is kind]
+    met = [part for of in EVERY_VARIANT.values() for part in parts(of) if type(part) is kind]
     for name, computed in COMPUTED[kind].items():
         values = {str(getattr(part, name)) for part in met}
         if isinstance(computed, Every):

@@ -1,6 +1,7 @@
 """The engine against the float64 specification and the torch decoder, and its cache's cases."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from armillary import reference
 from armillary.checkpoints.tensors import StoredTensor
-from armillary.config import DecoderConfig
+from armillary.config import DecoderConfig, LatentConfig
 from armillary.engine.cache import CacheFullError, TextCache
 from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.decoder import EngineDecoder
@@ -17,7 +18,7 @@ from armillary.errors import CheckpointError
 from armillary.weights import build_filled
 from support.cached_text import kept, poison
 from support.engine import engine, in_chunks, stored_tensors, text, weights_of
-from support.models import ENGINE_VARIANTS, ORIGINAL_WINDOW, VARIANTS, config, layer, mixture
+from support.models import EVERY_VARIANT, ORIGINAL_WINDOW, VARIANTS, config, layer, mixture
 from support.quantised import IN_FILES, meant
 
 EXACT = 1e-4
@@ -39,7 +40,7 @@ MORE = {
     "head of 64": config(*[layer(rotary={"d_rotary": 64}, attention={"d_head": 64})] * 2),
     "windows over chunks": config(layer(attention={"window": 20}), layer()),
 }
-CONFIGS = ENGINE_VARIANTS | MORE
+CONFIGS = EVERY_VARIANT | MORE
 EACH_CACHE = pytest.mark.parametrize("stored", CACHE_FORMATS)
 MIXED = VARIANTS["mixed layers"]
 
@@ -156,11 +157,11 @@ def test_the_count_of_threads_does_not_show(threads: int) -> None:
 # --- Number formats ----------------------------------------------------------------------------
 
 
-def wide(feedforward: dict[str, object]) -> DecoderConfig:
+def wide(feedforward: dict[str, object], **attention: object) -> DecoderConfig:
     """Sizes that are whole blocks of 32."""
     one = layer(
         rotary={"d_rotary": 16},
-        attention={"d_head": 16, "qkv_bias": True},
+        attention=attention or {"d_head": 16, "qkv_bias": True},
         feedforward=feedforward,
     )
     return config(one, one, d_model=64)
@@ -170,8 +171,14 @@ EXPERT = {"d_ff": 32, "bias": True}
 WIDE = {
     "dense": wide({"d_ff": 96}),
     "experts": wide(mixture(expert=EXPERT, shared={"d_ff": 64}, shared_gate=True)),
+    "latent": wide(
+        {"d_ff": 96},
+        n_kv_heads=6,
+        d_head=48,
+        latent=LatentConfig(kv_rank=32, q_rank=64, d_rope=16, d_value=64),
+    ),
 }
-BOTH = pytest.mark.parametrize("of", WIDE.values(), ids=WIDE)
+EACH = pytest.mark.parametrize("of", WIDE.values(), ids=WIDE)
 
 
 def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: Stored) -> None:
@@ -190,7 +197,48 @@ def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: St
         normed = reference.norm(of["final_norm"], weights, "final_norm", x)  # type: ignore[index,arg-type]
         return product(weights, "head", normed, False)
 
+    def latent(
+        config: Any,
+        weights: Any,
+        name: str,
+        x: np.ndarray,
+        *,
+        angles: np.ndarray,
+        may_read: np.ndarray,
+        cached: object,
+    ) -> tuple[np.ndarray, None]:
+        """Queries brought to the vectors, and the sum of these to values, as the engine has it."""
+        assert cached is None
+        of, h, turned = config["latent"], config["n_heads"], (angles, config["rotary"]["layout"])
+        rank, d_key = of["kv_rank"], config["d_head"] - of["d_rope"]
+
+        def down(which: str, rank: int) -> tuple[np.ndarray, np.ndarray]:
+            both = product(weights, f"{name}.{which}_down", x, bias=False)
+            normed = reference.norm(of["norm"], weights, f"{name}.{which}_norm", both[..., :rank])
+            return normed, both[..., rank:]
+
+        q = product(weights, f"{name}.q_up", down("q", of["q_rank"])[0], bias=False)
+        q = q.reshape(*x.shape[:2], h, -1).transpose(0, 2, 1, 3)
+        up = weights[f"{name}.kv_up.weight"].astype(float).reshape(h, -1, rank)
+        q = [q[..., :d_key] @ up[:, :d_key], reference.rotate(q[..., d_key:], *turned, 1.0)]
+        c, key = down("kv", rank)
+        k = [c[:, None], reference.rotate(key[:, None], *turned, 1.0)]
+        found = reference.attention(
+            *(np.concatenate(both, axis=-1) for both in (q, k)),
+            c[:, None],
+            may_read,
+            scale=config["d_head"] ** -0.5,
+            soft_cap=None,
+            sinks=None,
+        )
+        if int8:
+            found = meant(found.reshape(-1, rank)).reshape(found.shape)
+        heads = found @ up[:, d_key:].swapaxes(1, 2)
+        joined = heads.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1)
+        return product(weights, f"{name}.out", joined, bias=False), None
+
     monkeypatch.setattr(reference, "linear", product)
+    monkeypatch.setattr(reference, "latent_attention", latent)
     monkeypatch.setattr(reference, "project_to_vocabulary", head)
     monkeypatch.setattr(
         reference,
@@ -199,7 +247,7 @@ def rounding_reference(monkeypatch: pytest.MonkeyPatch, *, int8: bool, cache: St
     )
 
 
-@BOTH
+@EACH
 @EACH_CACHE
 @pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])
 def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
@@ -226,11 +274,13 @@ def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
     steps = max(gap(*pair) for pair in zip(rounded, unrounded, strict=True))
     # A cache in int8 lets queries and weights be rounded too, to 15 bits.
     near = 10 * EXACT if stored == "int8" else EXACT
-    assert (gaps <= near).mean() >= 0.75, gaps
+    # What such a cache gives is rounded once more where vectors are brought to values.
+    again = stored == "int8" and encoding in IN_FILES and of is WIDE["latent"]
+    assert (gaps <= near).mean() >= (0.25 if again else 0.75), gaps
     assert gaps.max() <= max(near, steps), (gaps, steps)
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("encoding", ["F16", "BF16", *IN_FILES])
 @pytest.mark.parametrize("width", ["float32", "bfloat16"])
 def test_weights_are_brought_to_a_width(width: str, encoding: str, of: DecoderConfig) -> None:
@@ -251,7 +301,9 @@ def test_weights_are_brought_to_a_width(width: str, encoding: str, of: DecoderCo
     assert gap(in_chunks(decoder, ids, [12, 8]), whole) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["fused glu", "tied head", "interleaved", "experts, fused"])
+@pytest.mark.parametrize(
+    "name", ["fused glu", "tied head", "interleaved", "experts, fused", "latent"]
+)
 def test_rows_that_a_file_has_in_another_order_are_taken_in_ours(name: str) -> None:
     of, ids, generator = CONFIGS[name], text(20), np.random.default_rng(5)
     tensors = stored_tensors(weights_of(of))
@@ -281,7 +333,7 @@ def test_formats_without_kernels_are_held_as_float32_and_told() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", ["plain", "mixed layers", "window", "learned", *VARYING])
+@pytest.mark.parametrize("name", ["plain", "mixed layers", "window", "learned", "latent", *VARYING])
 def test_texts_of_a_batch_are_as_each_alone(name: str, threads: int) -> None:
     """Cases 54, 65 and 125: of any lengths, more than one pass; none sees another."""
     decoder = engine(CONFIGS[name], width="float32", threads=threads)

@@ -4,13 +4,13 @@ specification, and where one ends and the next begins."""
 import numpy as np
 import pytest
 
-from armillary.config import DecoderConfig, MixtureConfig
+from armillary.config import DecoderConfig, LatentConfig, MixtureConfig
 from armillary.engine import decoder as decoders
 from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.decoder import EngineDecoder
 from armillary.engine.prefill import MANY_ROWS
 from support.engine import engine, in_chunks, text
-from support.models import ENGINE_VARIANTS, config, layer, mixture
+from support.models import EVERY_VARIANT, config, layer, mixture
 
 LONG = MANY_ROWS + 45
 """Past the first pass, and past what is projected to the vocabulary at once."""
@@ -33,6 +33,23 @@ MIXED = WIDE.model_copy(
         )
     }
 )
+LATENT = WIDE.model_copy(
+    update={
+        "layers": tuple(
+            layer(
+                rotary={"d_rotary": 16},
+                attention={
+                    "n_kv_heads": 6,
+                    "d_head": 48,
+                    "latent": LatentConfig(kv_rank=64, d_rope=16, d_value=32),
+                    "window": window,
+                },
+                feedforward={"d_ff": 96},
+            )
+            for window in (None, 90)
+        )
+    }
+)
 EACH_CACHE = pytest.mark.parametrize("stored", CACHE_FORMATS)
 WINDOWS = config(layer(attention={"window": 20}), layer())
 
@@ -51,7 +68,9 @@ def by_few(few: pytest.MonkeyPatch, decoder: EngineDecoder, ids: list[int]) -> n
     return logits
 
 
-@pytest.mark.parametrize("of", [WIDE, WINDOWS, MIXED], ids=["wide", "windows", "experts"])
+@pytest.mark.parametrize(
+    "of", [WIDE, WINDOWS, MIXED, LATENT], ids=["wide", "windows", "experts", "latent"]
+)
 def test_passes_follow_each_other(of: DecoderConfig, few: pytest.MonkeyPatch) -> None:
     decoder, ids = engine(of, width="float32", threads=2), text(LONG)
     wanted = by_few(few, decoder, ids)
@@ -80,16 +99,16 @@ def test_quantised_weights_meet_what_they_meet_in_few_rows(
     assert np.sqrt((gap**2).mean() / (wanted**2).mean()) < 0.005
 
 
-@pytest.mark.parametrize("name", ENGINE_VARIANTS)
+@pytest.mark.parametrize("name", EVERY_VARIANT)
 def test_the_last_logits_alone_are_those_among_all(name: str) -> None:
-    decoder, ids = engine(ENGINE_VARIANTS[name], width="float32", threads=1), text(40)
+    decoder, ids = engine(EVERY_VARIANT[name], width="float32", threads=1), text(40)
     last = decoder.take([decoder.new_cache()], [ids])[0]
     assert last.shape == (1, 61)
     np.testing.assert_allclose(last[0], in_chunks(decoder, ids, [40])[-1], atol=1e-4)
 
 
 @EACH_CACHE
-@pytest.mark.parametrize("of", [WIDE, MIXED], ids=["dense", "experts"])
+@pytest.mark.parametrize("of", [WIDE, MIXED, LATENT], ids=["dense", "experts", "latent"])
 def test_texts_together_are_texts_alone_to_the_last_bit(of: DecoderConfig, stored: str) -> None:
     """Long and short ones, which meet in passes, and in the slots of experts."""
     decoder = engine(of, encoding="Q4_1", cache=stored, threads=2)

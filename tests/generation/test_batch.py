@@ -8,7 +8,7 @@ from armillary.errors import UserError
 from armillary.generation.batch import generate
 from armillary.generation.sampling import SamplingConfig
 from support.engines import ENGINES, Noting
-from support.models import ENGINE_VARIANTS, SCALINGS, VARIANTS, VOCABULARY, build, config, layer
+from support.models import EVERY_VARIANT, SCALINGS, VARIANTS, VOCABULARY, build, config, layer
 
 SHORT, LONG = [5, 17, 40], [9, 3, 33, 21, 8, 54, 12]  # 3 and 7 tokens (case 54)
 GREEDY = SamplingConfig(max_tokens=5, temperature=0, logprobs=20)
@@ -69,9 +69,9 @@ def assert_same(ours, theirs, atol=1e-10):
 # --- batches --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ENGINE_VARIANTS)
+@pytest.mark.parametrize("name", EVERY_VARIANT)
 def test_each_row_of_a_batch_is_what_the_prompt_gives_alone(kind, name):
-    engine = kind.make(build(ENGINE_VARIANTS[name]))
+    engine = kind.make(build(EVERY_VARIANT[name]))
     prompts, configs = [SHORT, LONG], [GREEDY, GREEDY]
     assert_same(run(engine, prompts, configs), alone(engine, prompts, configs), kind.atol)
 

@@ -13,9 +13,9 @@ from armillary.engine.cache import TextCache
 from armillary.engine.decoder import EngineDecoder
 from armillary.engine.plan import Plan
 from armillary.engine.prefill import _Tiled
-from armillary.engine.weights import Matrix
+from armillary.engine.weights import Matrix, Weights
 from support.engine import engine, text, weights_of
-from support.models import ENGINE_VARIANTS
+from support.models import EVERY_VARIANT
 from support.mutate import mutate
 
 EXACT, MARGIN, LENGTH = 1e-4, 10, 40
@@ -25,7 +25,7 @@ FEW = (8,) * 5
 
 def gap(name: str, sizes: tuple[int, ...] = (LENGTH,)) -> float:
     """How far the engine's logits are from the specification's, at worst: one text among others."""
-    of = ENGINE_VARIANTS[name]
+    of = EVERY_VARIANT[name]
     ids = text(LENGTH)
     decoder = engine(of, width="float32", threads=1)
     caches = [decoder.new_cache() for _ in range(2)]
@@ -63,15 +63,13 @@ FAULTS = {
     "no soft cap": Fault(Plan._attend, "config.soft_cap or 0.0", "0.0", "soft cap", FEW),
     "no soft cap in a prompt": Fault(_Tiled._attend, "config.soft_cap or 0.0", "0.0", "soft cap"),
     "keys are not turned": Fault(
-        Plan._attention,
-        "if config.rotary is not None",
-        "if config.rotary is not None and part is q",
+        Plan._attention, "self._rotate(config, part", "part is q and self._rotate(config, part"
     ),
     "pairs are half the width apart in every layout": Fault(
-        Plan._attention, "rotate_{config.rotary.layout}", "rotate_half_split", "interleaved"
+        Plan._rotate, "rotate_{config.rotary.layout}", "rotate_half_split", "interleaved"
     ),
     "the keys' norm is the queries'": Fault(
-        Plan._attention, '"q_norm" if part is q else "k_norm"', '"q_norm"', "q/k norm"
+        Plan._attention, '(k, "k_norm"', '(k, "q_norm"', "q/k norm"
     ),
     "the result is not added to the path": Fault(Plan._back, "adds=True", "adds=False"),
     "up is taken for gate": Fault(
@@ -153,6 +151,27 @@ FAULTS = {
     ),
     "sinks are left out": Fault(
         Plan._attention, 'self._weights.optional(name + "sinks")', "None", "sinks"
+    ),
+    "the key of all heads is not turned": Fault(
+        Plan._latent, "self._rotate(config, kept, 1, 0, first=rank)", "pass", "latent"
+    ),
+    "the first channels of queries are turned": Fault(
+        Plan._latent, "first=d_key", "first=0", "latent", FEW
+    ),
+    "queries have no channels that turn": Fault(
+        Plan._latent, "own=q, tail", "own=wide, tail", "latent", FEW
+    ),
+    "vectors are not normalised": Fault(
+        Plan._latent, "kept, kept, 1, rank, None", "kept, kept, 0, rank, None", "latent"
+    ),
+    "vectors that make queries are not normalised": Fault(
+        Plan._latent_queries, "down, down, 1", "down, down, 0", "latent"
+    ),
+    "heads have the first one's values": Fault(
+        Weights.of_heads, "(e * each + d_key, (e + 1) * each)", "(d_key, each)", "latent", FEW
+    ),
+    "keys' weights are read by rows": Fault(
+        Weights.of_heads, ".T, form", ".reshape(whole.k, -1), form", "latent, queries direct"
     ),
 }
 

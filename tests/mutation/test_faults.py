@@ -37,8 +37,8 @@ from support.checks import (
     slot_gap,
     specification_gap,
 )
+from support.models import EVERY_VARIANT as VARIANTS
 from support.models import ORIGINAL_WINDOW, build, config, layer, tokens
-from support.models import TORCH_VARIANTS as VARIANTS
 from support.mutate import mutate
 
 MARGIN = 100

@@ -21,7 +21,6 @@ from armillary.checkpoints.families.experts import TRAINING_ONLY
 from armillary.checkpoints.huggingface import read_huggingface, write_huggingface
 from armillary.checkpoints.tensors import to_write
 from armillary.decoder import Decoder
-from armillary.engine.coverage import NoKernelError
 from armillary.engine.decoder import EngineDecoder
 from armillary.parts.kv_cache import KVCache
 from armillary.weights import build_filled
@@ -31,7 +30,6 @@ from support.peer_families import (
     LENGTH,
     PEERS,
     WINDOW,
-    WITHOUT_KERNELS,
     build_peer,
     in_float64,
 )
@@ -181,10 +179,6 @@ def test_the_engine_computes_the_same_from_the_files(tmp_path, name, variant):
     ids = tokens(1)
     peer = build_peer(name, variant).to(torch.float32)
     checkpoint = read_huggingface(save_peer(peer, tmp_path))
-    if name in WITHOUT_KERNELS:
-        with pytest.raises(NoKernelError, match=r"MixtureConfig|latent"):
-            EngineDecoder(checkpoint.config, checkpoint.tensors, threads=1)
-        return
     engine = EngineDecoder(checkpoint.config, checkpoint.tensors, threads=1)
     logits = engine.take([engine.new_cache()], [ids[0].tolist()], every=True)[0]
     expected = whole_pass(peer, ids)[0]

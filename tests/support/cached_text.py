@@ -32,7 +32,7 @@ def whole(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Text:
-    """Keys and values (h_kv, S, d_h) of a text, and the memory that they are read from.
+    """Keys (h_kv, S, d_h) and values (h_kv, S, width) of a text, and the memory they are read from.
 
     `room` is a multiple of 64; what no token has written is `unwritten`, values that share
     words with an odd last token's are `beside`.
@@ -47,10 +47,11 @@ class Text:
 
     def __post_init__(self) -> None:
         heads, length, d = self.keys.shape
+        width = self.values.shape[2]
         k = np.full((heads, self.room, d), self.unwritten, np.float32)
-        v = np.full((heads, self.room, value_width(d)), self.unwritten, np.float32)
+        v = np.full((heads, self.room, value_width(width)), self.unwritten, np.float32)
         k[:, :length] = self.keys
-        v[:, :length, :d], v[:, :length, d:] = self.values, 0
+        v[:, :length, :width], v[:, :length, width:] = self.values, 0
         if length % 2:
             v[:, length] = self.beside
         if self.stored == "F32":
@@ -90,9 +91,11 @@ def text(
     room: int = 0,
     unwritten: float = np.nan,
     beside: float = np.nan,
+    width: int | None = None,
 ) -> Text:
-    """Random keys and values."""
-    keys, values = drawn(2, heads, length, d, seed=seed)
+    """Random keys and values, the latter of another width than d where one is given."""
+    keys, values = drawn(2, heads, length, max(d, width or d), seed=seed)
+    keys, values = keys[..., :d], values[..., : width or d]
     return Text(
         kept(keys, stored),
         kept(values, stored),

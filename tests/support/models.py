@@ -195,10 +195,8 @@ def _latents() -> dict[str, DecoderConfig]:
 
 
 MIXTURES = _mixtures()
-ENGINE_VARIANTS = VARIANTS | MIXTURES
-# What the decoder has and the engine's kernels have not.
 LATENTS = _latents()
-TORCH_VARIANTS = ENGINE_VARIANTS | LATENTS
+EVERY_VARIANT = VARIANTS | MIXTURES | LATENTS
 
 
 def build(

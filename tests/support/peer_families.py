@@ -380,9 +380,6 @@ PEERS["deepseek-v3"] = PeerFamily(
 CASES = [(name, variant) for name, peer in PEERS.items() for variant in peer.variants]
 """All families with all their variants."""
 
-WITHOUT_KERNELS = ("deepseek-v3",)
-"""Families that only torch computes."""
-
 # Numbers in llama.cpp's source, or one that it takes in the place of two.
 GGUF_ONLY: Mapping[str, Mapping[str, Any]] = {
     "gpt-oss": {"swiglu_limit": 7.0},

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from armillary.config import DecoderConfig
 from armillary.engine.cache_formats import CACHE_FORMATS
-from armillary.engine.kv_layout import BLOCK, CHUNK, Stored, value_width, whole_chunks
+from armillary.engine.kv_layout import BLOCK, CHUNK, Kept, Stored, value_width, whole_chunks
 
 
 class CacheFullError(ValueError):
@@ -128,9 +128,9 @@ class TextCache:
         """Memory for so many tokens, with what is held copied to it."""
         room = whole_chunks(tokens)
         old = self.keys, self.values
-        attention = [layer.attention for layer in self.config.layers]
-        self.keys = [self._zeros(a.n_kv_heads, room, a.d_head) for a in attention]
-        self.values = [self._zeros(a.n_kv_heads, room, value_width(a.d_head)) for a in attention]
+        kept = [Kept.of(layer.attention) for layer in self.config.layers]
+        self.keys = [self._zeros(each.heads, room, each.key) for each in kept]
+        self.values = [self._zeros(each.heads, room, value_width(each.value)) for each in kept]
         for new, before in zip((self.keys, self.values), old, strict=True):
             for layer, held in zip(new, before, strict=False):
                 layer[:, : held.shape[1]] = held

@@ -15,6 +15,7 @@ from armillary.config import (
     AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
+    LatentConfig,
     LayerConfig,
     MixtureConfig,
     NormConfig,
@@ -71,7 +72,15 @@ COMPUTED: Mapping[type[BaseModel], Mapping[str, Computed]] = {
         "soft_cap": Every.NUMBER,
         "sinks": Every.NUMBER,
         "scale": Every.NUMBER,
+        "latent": Every.PART,
         "dropout": Every.NUMBER,
+    },
+    LatentConfig: {
+        "kv_rank": Every.NUMBER,
+        "q_rank": Every.NUMBER,
+        "d_rope": Every.NUMBER,
+        "d_value": Every.NUMBER,
+        "norm": Every.PART,
     },
     FeedForwardConfig: {
         "kind": ("glu", "mlp"),

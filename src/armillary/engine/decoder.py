@@ -13,7 +13,7 @@ from armillary.engine.cache import TextCache
 from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.coverage import check_computed
 from armillary.engine.formats import ROWS
-from armillary.engine.kv_layout import Stored
+from armillary.engine.kv_layout import Kept, Stored
 from armillary.engine.library import library
 from armillary.engine.plan import Plan
 from armillary.engine.positions import Angles, position_rows
@@ -86,7 +86,7 @@ class EngineDecoder:
             raise ValueError(f"cache is {cache!r}; known are {', '.join(CACHE_FORMATS)}")
         self.config = config
         self.stored: Stored = cache or ("F32" if _all_float32(tensors, width) else "BF16")
-        if any(layer.attention.d_head % 2 for layer in config.layers):
+        if any(Kept.of(layer.attention).key % 2 for layer in config.layers):
             if cache not in {None, "F32"}:
                 notice("heads of an odd size: their keys and values are kept in float32")
             self.stored = "F32"

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.config import AttentionConfig, DecoderConfig, FeedForwardConfig, MixtureConfig
+from armillary.config import AttentionConfig, DecoderConfig, MixtureConfig
 from armillary.engine.buffers import Buffer, Slots
 from armillary.engine.formats import ROWS
-from armillary.engine.kv_layout import Stored, value_width
+from armillary.engine.kv_layout import Kept, Stored, value_width
 from armillary.engine.library import Library
 from armillary.engine.machine import host
 from armillary.engine.plan import Plan
@@ -36,8 +36,8 @@ class _Tiled(Plan):
         self._scratch_bytes = max(
             panel_bytes(_widest(self.config)),
             *(
-                attention_bytes(d_head, value_width(d_head))
-                for d_head in {layer.attention.d_head for layer in self.config.layers}
+                attention_bytes(kept.key, value_width(kept.value))
+                for kept in {Kept.of(layer.attention) for layer in self.config.layers}
             ),
         )
         self._scratch = aligned(self._scratch_bytes * self._threads)
@@ -53,13 +53,16 @@ class _Tiled(Plan):
     ) -> None:
         """See Plan."""
         inputs, (q, k, v) = self.inputs, projected
-        self._append(number, config, k, v)
+        kept = Kept.of(config)
+        self._append(number, kept, k, v)
         self.program.add(
             f"block_attention_{self.stored}",
             wait=True,
             q=q.data,
             q_stride=q.stride,
             **self._sizes(config),
+            d_head=kept.key,
+            width=kept.value,
             window=config.window or 0,
             cap=config.soft_cap or 0.0,
             scale=config.score_scale,
@@ -186,10 +189,12 @@ class _TiledHead(_Head, _Tiled):
 
 def _widest(config: DecoderConfig) -> int:
     """The longest row of weights."""
-    layers = config.layers
-    heads = max(layer.attention.n_heads * layer.attention.d_head for layer in layers)
-    wide: list[FeedForwardConfig | None] = []
-    for layer in layers:
-        whole = layer.feedforward
-        wide += [whole.expert, whole.shared] if isinstance(whole, MixtureConfig) else [whole]
-    return max(config.d_model, heads, *(each.d_ff for each in wide if each is not None))
+    widths = [config.d_model]
+    for layer in config.layers:
+        attention, whole = layer.attention, layer.feedforward
+        widths += [attention.n_heads * attention.d_value, attention.d_head]
+        if attention.latent is not None:
+            widths += [attention.latent.kv_rank, attention.latent.q_rank or 0]
+        parts = [whole.expert, whole.shared] if isinstance(whole, MixtureConfig) else [whole]
+        widths += [part.d_ff for part in parts if part is not None]
+    return max(widths)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from armillary.checkpoints.tensors import StoredTensor
+from armillary.checkpoints.tensors import PLAIN, StoredTensor, encode
 from armillary.checkpoints.views import JoinedTensor
 from armillary.engine import repacking
 from armillary.engine.formats import FORMATS, Format
@@ -87,6 +87,7 @@ class Weights:
         self._matrices: dict[str, Matrix] = {}
         self._stacks: dict[str, Stack] = {}
         self._exact: dict[str, Matrix] = {}
+        self._heads: dict[str, tuple[Stack, Stack]] = {}
         matrices = {tensor.encoding for tensor in tensors.values() if len(tensor.shape) > 1}
         odd = sorted(name for name in matrices - FORMATS.keys() if repacking.target(name) is None)
         if odd and width == "stored":
@@ -116,6 +117,24 @@ class Weights:
         if name not in self._stacks:
             self._stacks[name] = Stack(tuple(self._of_experts(self._tensors[name])))
         return self._stacks[name]
+
+    def of_heads(self, name: str, heads: int, d_key: int) -> tuple[Stack, Stack]:
+        """Of (h·(d_key + d_value), r), each head's key before its value: W_kᵀ and W_v of each.
+
+        W_v as it is stored; W_kᵀ (r, d_key) in plain numbers, since blocks run along the rows.
+        """
+        if name not in self._heads:
+            whole, tensor = self.matrix(name), self._tensors[name]
+            each = whole.n // heads
+            values = tuple(whole.rows(e * each + d_key, (e + 1) * each) for e in range(heads))
+            form = whole.format if whole.format.name in PLAIN else FORMATS["F32"]
+            keys = []
+            for start in range(0, whole.n, each):
+                turned = encode(tensor.rows(start, start + d_key).T, form.name)
+                keys.append(Matrix(form, turned, None, whole.k, d_key))
+            tensor.release()
+            self._heads[name] = Stack(tuple(keys)), Stack(values)
+        return self._heads[name]
 
     def vector(self, name: str, add: float = 0.0) -> NDArray[np.float32]:
         """A vector as float32, plus a number; those of experts follow each other."""

@@ -31,20 +31,21 @@ def attend(
     threads: int = 1,
     machine: str = HERE,
 ) -> np.ndarray:
-    """(R, h · d_h) by the kernels: query row i reads the first lengths[i] tokens of texts[i]."""
+    """(R, h · width) by the kernels: query row i reads the first lengths[i] tokens of texts[i]."""
     kv_heads, _, d = texts[0].keys.shape
-    group = q.shape[1] // d // kv_heads
+    heads, width = q.shape[1] // d, texts[0].values.shape[2]
+    group, d_value = heads // kv_heads, value_width(width)
     wide = spaced(q)
-    found = np.full((len(q), kv_heads, SEGMENTS, group, 2 + value_width(d)), np.nan, np.float32)
-    out = np.full_like(wide, np.nan)
-    sizes = {"kv_heads": kv_heads, "d_head": d, "d_value": value_width(d), "group": group}
+    found = np.full((len(q), kv_heads, SEGMENTS, group, 2 + d_value), np.nan, np.float32)
+    out = spaced(np.full((len(q), heads * width), np.nan, np.float32))
+    sizes = {"kv_heads": kv_heads, "d_value": d_value, "group": group}
     reading = {
         "window": window,
         "lengths": np.array(lengths),
         "found": found,
         "rows": count(len(q)),
     }
-    prepare(wide, texts[0].stored, q.shape[1] // d, d, machine=machine)
+    prepare(wide, texts[0].stored, heads, d, machine=machine)
     code = library_for(machine)
     call(
         f"attention_{texts[0].stored}",
@@ -52,6 +53,7 @@ def attend(
         threads=threads,
         q=wide,
         q_stride=wide.strides[0],
+        d_head=d,
         cap=cap,
         keys=np.array([each.key_memory.ctypes.data for each in texts]),
         values=np.array([each.value_memory.ctypes.data for each in texts]),
@@ -60,10 +62,10 @@ def attend(
         **sizes,
         **reading,
     )
-    joined = {"out": out, "out_stride": out.strides[0], "sinks": sinks}
+    joined = {"out": out, "out_stride": out.strides[0], "sinks": sinks, "width": width}
     call("combine", code=code, threads=threads, **joined, **sizes, **reading)
-    assert np.isnan(out[:, q.shape[1] :]).all()
-    return out[:, : q.shape[1]]
+    assert np.isnan(out[:, heads * width :]).all()
+    return out[:, : heads * width]
 
 
 def prepare(
@@ -138,6 +140,16 @@ def test_lengths_across_the_ends_of_blocks_and_chunks(group: int, stored: Stored
         each = text(heads, length, d, stored)
         q = drawn(1, heads * group * d, seed=1) * d**-0.5
         for threads in (1, 2, 3, 7):
+            check(q, [each], [length], threads=threads)
+
+
+@EACH
+@pytest.mark.parametrize(("d", "width"), [(12, 20), (40, 24), (76, 64)])
+def test_values_of_another_width_than_keys(d: int, width: int, stored: Stored) -> None:
+    for length in (1, 65, 200, SPAN + 1):
+        each = text(2, length, d, stored, width=width)
+        q = drawn(1, 2 * 5 * d, seed=1) * d**-0.5
+        for threads in (1, 3):
             check(q, [each], [length], threads=threads)
 
 
@@ -236,19 +248,21 @@ def test_one_score_far_above_the_others(stored: Stored) -> None:
 
 @EACH
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize(("heads", "d"), [(2, 10), (3, 16), (1, 80)])
+@pytest.mark.parametrize(
+    ("heads", "d", "width"), [(2, 10, 10), (3, 16, 16), (1, 80, 80), (1, 40, 24), (2, 6, 18)]
+)
 def test_new_keys_and_values_are_written_where_they_belong(
-    heads: int, d: int, threads: int, stored: Stored
+    heads: int, d: int, width: int, threads: int, stored: Stored
 ) -> None:
     """Byte for byte what the layout says, and nothing else changes."""
-    whole = text(heads, 100, d, "F32")
+    whole = text(heads, 100, d, "F32", width=width)
     expected = Text(whole.keys, whole.values, stored, 128)
     empty = Text(whole.keys[:, :0], whole.values[:, :0], stored, 128)
     for places in ([0], [1, 2, 3], list(range(4, 20)), *([n] for n in range(20, 100))):
-        k, v = (
-            spaced(part[:, places].swapaxes(0, 1).reshape(len(places), -1))
-            for part in (whole.keys, whole.values)
-        )
+        # Rows of both are as far apart.
+        k, v = np.full((2, len(places), heads * max(d, width) + 3), np.nan, np.float32)
+        for rows, part in ((k, whole.keys), (v, whole.values)):
+            rows[:, : heads * part.shape[2]] = part[:, places].swapaxes(0, 1).reshape(len(rows), -1)
         call(
             f"append_{stored}",
             threads=threads,
@@ -257,7 +271,8 @@ def test_new_keys_and_values_are_written_where_they_belong(
             stride=k.strides[0],
             kv_heads=heads,
             d_head=d,
-            d_value=value_width(d),
+            width=width,
+            d_value=value_width(width),
             keys=np.full(16, empty.key_memory.ctypes.data),
             values=np.full(16, empty.value_memory.ctypes.data),
             capacities=np.full(16, 128),
@@ -282,6 +297,7 @@ def test_bfloat16_is_rounded_to_the_nearest_even_number() -> None:
         stride=48,
         kv_heads=1,
         d_head=12,
+        width=12,
         d_value=16,
         keys=np.array([each.key_memory.ctypes.data]),
         values=np.array([each.value_memory.ctypes.data]),
@@ -330,6 +346,7 @@ def test_int8_is_rounded_to_the_nearest_step_and_nothing_is_nothing() -> None:
         stride=48,
         kv_heads=1,
         d_head=12,
+        width=12,
         d_value=16,
         keys=np.full(3, each.key_memory.ctypes.data),
         values=np.full(3, each.value_memory.ctypes.data),

@@ -31,11 +31,12 @@ def attend(
     threads: int = 1,
     machine: str = HERE,
 ) -> np.ndarray:
-    """(R, h · d_h): query row i reads the first lengths[i] tokens of texts[i]."""
+    """(R, h · width): query row i reads the first lengths[i] tokens of texts[i]."""
     kv_heads, _, d = texts[0].keys.shape
+    heads, width = q.shape[1] // d, texts[0].values.shape[2]
     wide = spaced(q)
-    out = np.full_like(wide, np.nan)
-    scratch_bytes = attention_bytes(d, value_width(d))
+    out = spaced(np.full((len(q), heads * width), np.nan, np.float32))
+    scratch_bytes = attention_bytes(d, value_width(width))
     call(
         f"block_attention_{texts[0].stored}",
         code=library_for(machine),
@@ -43,9 +44,10 @@ def attend(
         q=wide,
         q_stride=wide.strides[0],
         kv_heads=kv_heads,
-        group=q.shape[1] // d // kv_heads,
+        group=heads // kv_heads,
         d_head=d,
-        d_value=value_width(d),
+        width=width,
+        d_value=value_width(width),
         window=window,
         cap=cap,
         scale=scale,
@@ -60,8 +62,8 @@ def attend(
         scratch_bytes=scratch_bytes,
         rows=count(len(q)),
     )
-    assert np.isnan(out[:, q.shape[1] :]).all()
-    return out[:, : q.shape[1]]
+    assert np.isnan(out[:, heads * width :]).all()
+    return out[:, : heads * width]
 
 
 def check(
@@ -134,6 +136,17 @@ def test_rows_of_a_prompt_read_as_far_as_themselves(group: int, stored: Stored) 
     for past, rows in ((0, 1), (0, 40), (7, 17), (63, 2), (70, 33), (128, 16)):
         for threads in (1, 2, 3):
             prompt(group, past, rows, stored, threads=threads)
+
+
+@EACH
+@pytest.mark.parametrize(("d", "width"), [(12, 20), (40, 24), (76, 64)])
+def test_values_of_another_width_than_keys(d: int, width: int, stored: Stored) -> None:
+    for past, rows in ((0, 40), (70, 33)):
+        each = text(2, past + rows, d, stored, room=192, beside=0, width=width)
+        q = drawn(rows, 2 * 5 * d, seed=1)
+        lengths = range(past + 1, past + rows + 1)
+        for threads in (1, 3):
+            check(q, [each] * rows, lengths, scale=d**-0.5, threads=threads)
 
 
 @EACH

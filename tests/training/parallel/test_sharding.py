@@ -13,7 +13,7 @@ from armillary.training.optimizer import OptimizerConfig, build_optimizer
 from armillary.training.parallel.config import Sizes
 from armillary.training.parallel.ranks import start_ranks
 from armillary.training.parallel.sharding import parallelise
-from support.models import TORCH_VARIANTS, build, config, layer
+from support.models import EVERY_VARIANT, build, config, layer
 from support.ranks import on_ranks
 from support.split_training import apart, batch, train
 
@@ -22,7 +22,7 @@ MUON = OptimizerConfig(kind="muon", lr=1e-2)
 CLOSE = 1e-9
 
 # 61 ids are shared out by nobody, 62 by two.
-MODELS = TORCH_VARIANTS | {
+MODELS = EVERY_VARIANT | {
     "62 ids": config(vocab_size=62, head_bias=True, final_soft_cap=1.5),
     "62 ids, tied": config(vocab_size=62, tie_head=True),
 }

@@ -1,8 +1,8 @@
 """The kernels: one file for each kind, and here the list of all that are compiled.
 
 To add one, write a function whose parameters are those of `engine/kernel.py`, list what it makes in
-`all_kernels`, and let `engine/plan.py` put it into programs. To make one faster on a machine, ask
-`Machine` where its steps are emitted.
+`all_kernels`, and let a step of `engine/plan.py` put it into programs. To make one faster on a
+machine, ask `Machine` where its steps are emitted.
 """
 
 from armillary.engine.cache_formats import CACHE_FORMATS
@@ -14,6 +14,7 @@ from armillary.engine.kernels import (
     block_attention,
     embedding,
     experts,
+    heads,
     matmul,
     norm,
     product,
@@ -50,6 +51,8 @@ def all_kernels(machine: Machine) -> list[Kernel]:
         *(experts.route(score) for score in ("softmax", "sigmoid")),
         experts.dispatch(),
         experts.mix(),
+        heads.by_head(),
+        heads.by_row(),
         norm.rms_norm(),
         norm.layer_norm(),
         quantise.quantise(),

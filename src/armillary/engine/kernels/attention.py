@@ -239,7 +239,7 @@ def _gather(form: CacheFormat, queries: int) -> Any:
 
 
 def combine() -> Kernel:
-    """What was found in the segments, joined: heads side by side, (R, h·d_h).
+    """What was found in the segments, joined: heads side by side, (R, h·width).
 
     A sink is one more score of each query head, for which there is no value.
     """
@@ -250,7 +250,7 @@ def combine() -> Kernel:
         found: Address,
         kv_heads: Size,
         group: Size,
-        d_head: Size,
+        width: Size,
         d_value: Size,
         window: Size,
         sinks: Address,
@@ -265,30 +265,33 @@ def combine() -> Kernel:
             row, head = item // kv_heads, item % kv_heads
             segments = _segments(_chunks(word(lengths + 8 * row), window))
             for one in range(group):
-                o = floats(out + row * out_stride + 4 * d_head * (head * group + one))
+                o = floats(out + row * out_stride + 4 * width * (head * group + one))
                 parts = found + (item * SEGMENTS * group + one) * record
                 sink = floats(sinks)[head * group + one] if sinks else _MASKED
                 most = sink
                 for segment in range(segments):
                     most = max(most, floats(parts + segment * group * record)[0])
                 total = exp(sink - most) if sinks else np.float32(0)
-                for i in range(d_head):
+                for i in range(width):
                     o[i] = 0
                 for segment in range(segments):
                     state = floats(parts + segment * group * record)
                     weight = exp(state[0] - most)
                     total += state[1] * weight
-                    for i in range(d_head):
+                    for i in range(width):
                         o[i] += state[2 + i] * weight
                 inverse = np.float32(1) / total
-                for i in range(d_head):
+                for i in range(width):
                     o[i] = o[i] * inverse
 
     return kernel(combine)
 
 
 def append(form: CacheFormat) -> Kernel:
-    """New keys (R, h_kv·d_h), turned, and values into the cache, each at the place of its row."""
+    """New keys (R, h_kv·d_h), turned, and values into the cache, each at the place of its row.
+
+    Values are (R, h_kv·width).
+    """
     put_key, put_value = _put_key(form), _put_value(form)
     size, scale_bytes = form.size, form.scale_bytes
     beside = form.clears_beside
@@ -301,6 +304,7 @@ def append(form: CacheFormat) -> Kernel:
         stride: Size,
         kv_heads: Size,
         d_head: Size,
+        width: Size,
         d_value: Size,
         keys: Address,
         values: Address,
@@ -313,12 +317,12 @@ def append(form: CacheFormat) -> Kernel:
         for item in range(first, last):
             row, head = item // kv_heads, item % kv_heads
             capacity, place = word(capacities + 8 * row), word(places + 8 * row)
-            new = row * stride + 4 * head * d_head
+            key, value = row * stride + 4 * head * d_head, row * stride + 4 * head * width
             lane = place % BLOCK
             block = head * capacity + place - lane
-            put_key(k + new, word(keys + 8 * row) + block * k_bytes, lane, d_head)
+            put_key(k + key, word(keys + 8 * row) + block * k_bytes, lane, d_head)
             to = word(values + 8 * row) + block * v_bytes
-            put_value(v + new, to, lane, d_head, d_value)
+            put_value(v + value, to, lane, width, d_value)
             if beside and place % 2 == 0 and _is_last(row, keys, rows):
                 # Beside it lies what no token has written: `block_attention` gives it no weight,
                 # but it must be a number.
@@ -355,7 +359,7 @@ def _put_value(form: CacheFormat) -> Any:
         value: ir.Value,
         block: ir.Value,
         lane: ir.Value,
-        d_head: ir.Value,
+        width: ir.Value,
         d_value: ir.Value,
     ) -> None:
         word = e.div(lane, together)
@@ -365,10 +369,10 @@ def _put_value(form: CacheFormat) -> Any:
         def place(number: ir.Value) -> ir.Value:
             return e.add(e.add(first, e.mul(number, together)), of_word)
 
-        form.put(e, value, d_head, block, d_value, lane, place)
+        form.put(e, value, width, block, d_value, lane, place)
         nothing = form.narrow(e, e.constant(0.0, F32), e.constant(1.0, F32))
-        with e.loop(e.sub(d_value, d_head)) as index:
-            e.store(nothing, e.add(block, e.mul(place(e.add(d_head, index)), form.size)))
+        with e.loop(e.sub(d_value, width)) as index:
+            e.store(nothing, e.add(block, e.mul(place(e.add(width, index)), form.size)))
 
     return put_value
 

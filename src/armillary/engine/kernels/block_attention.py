@@ -38,7 +38,7 @@ _VECTOR = 4 * LANES
 
 
 def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
-    """Queries (R, h·d_h), turned, over the cache → heads side by side, (R, h·d_h).
+    """Queries (R, h·d_h), turned, over the cache → heads side by side, (R, h·width).
 
     Rows that follow each other in one text are taken together.
     """
@@ -54,6 +54,7 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
         kv_heads: Size,
         group: Size,
         d_head: Size,
+        width: Size,
         d_value: Size,
         window: Size,
         cap: Number,
@@ -81,14 +82,14 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
             for head in range(kv_heads):
                 k = word(keys + 8 * row) + head * capacity * (d_head * size + scale_bytes)
                 v = word(values + 8 * row) + head * capacity * (d_value * size + scale_bytes)
-                shift = head * group * d_head * 4
+                shift, to = head * group * d_head * 4, head * group * width * 4
                 for begin in range(0, (last - row) * group, queries):
                     if owner == thread:
                         first, member = row + begin // group, begin % group
                         count = min(queries, (last - row) * group - begin)
                         own = sinks + 4 * head * group if sinks else 0
                         rows_q = q + shift, q_stride, scale_2, own
-                        rows_out = out + shift, out_stride
+                        rows_out = out + to, out_stride, width
                         which = first, member, count, group, lengths
                         sizes = d_head, d_value
                         attend(which, sizes, rows_q, window, cap_2, k, v, rows_out, mine)
@@ -106,7 +107,7 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
 
     Its tuples are (first row, which of its group, count of queries, group, lengths of the rows),
     (d_h, d_v), (rows of queries, stride, factor, sinks of the group or 0), (rows of results,
-    stride).
+    stride, width of a head's).
     """
     most = tile_vectors(machine)
     # For as many queries as meet at once, and for a few.
@@ -124,7 +125,7 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
         cap: float,
         k: int,
         v: int,
-        out: tuple[int, int],
+        out: tuple[int, int, int],
         scratch: int,
     ) -> None:
         row, _, count, _, lengths = which
@@ -284,14 +285,14 @@ def _finish() -> Any:
     def finish(
         which: tuple[int, int, int, int, int],
         sizes: tuple[int, int],
-        out: tuple[int, int],
+        out: tuple[int, int, int],
         vectors: int,
         state: int,
         sums: int,
         stage: int,
     ) -> None:
         row, member, count, group, _ = which
-        (d_head, d_value), (heads, stride) = sizes, out
+        (_, d_value), (heads, stride, width) = sizes, out
         step = _VECTOR * vectors
         totals, staged = floats(state + step), floats(stage)
         for i in range(count):
@@ -301,8 +302,8 @@ def _finish() -> Any:
                     exchange(part + column * step, step, stage + 4 * column, 4 * d_value)
             lane = i % LANES * d_value
             inverse = np.float32(1) / totals[i]
-            to = floats(heads + row * stride + member * d_head * 4)
-            for j in range(d_head):
+            to = floats(heads + row * stride + member * width * 4)
+            for j in range(width):
                 to[j] = staged[lane + j] * inverse
             member += 1
             if member == group:
