@@ -75,7 +75,12 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.made
 	@$(PIP) --editable ".[dev,peers]"
 	@touch $@ $(VENV)/.installed
 
+# GCC 12 leaves out what ggml writes before it loads the settings of AMX, and the first prompt in
+# 4 or 8 bits ends the process (ldtilecfg reads eight of the 64 bytes, its intrinsic says).
+WITHOUT_AMX := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+
 $(VENV)/.llamacpp: $(VENV)/.dev
 	@echo "building llama-cpp-python from its source, for this machine's processor (some minutes)"
-	@CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --editable ".[llamacpp]"
+	@CMAKE_ARGS="-DGGML_NATIVE=ON" CFLAGS="$(WITHOUT_AMX)" CXXFLAGS="$(WITHOUT_AMX)" \
+		CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --editable ".[llamacpp]"
 	@touch $@
