@@ -92,11 +92,20 @@ def test_weights_of_every_plain_format(encoding: str, few: pytest.MonkeyPatch) -
 def test_quantised_weights_meet_what_they_meet_in_few_rows(
     encoding: str, few: pytest.MonkeyPatch
 ) -> None:
-    """Activations of int8. Attention adds up otherwise: now and then one is rounded elsewhere."""
-    ids = text(50)
-    wanted = by_few(few, engine(WIDE, encoding=encoding, cache="F32", threads=1), ids)
-    gap = in_chunks(engine(WIDE, encoding=encoding, cache="F32", threads=1), ids, [50]) - wanted
-    assert np.sqrt((gap**2).mean() / (wanted**2).mean()) < 0.005
+    """Activations of int8. Attention adds up otherwise: now and then one is rounded elsewhere.
+
+    From there on a text's logits differ by about a step, the others' by what float32 rounds.
+    """
+    decoder = engine(WIDE, encoding=encoding, cache="F32", threads=1)
+    texts = [text(50, seed) for seed in range(7)]
+    wanted = [in_chunks(decoder, ids, [50]) for ids in texts]
+    few.undo()
+    gaps = []
+    for ids, by_few_rows in zip(texts, wanted, strict=True):
+        gap = in_chunks(decoder, ids, [50]) - by_few_rows
+        gaps.append(np.sqrt((gap**2).mean() / (by_few_rows**2).mean()))
+    assert np.median(gaps) < 1e-6, gaps
+    assert max(gaps) < 0.02, gaps
 
 
 @pytest.mark.parametrize("name", EVERY_VARIANT)

@@ -23,6 +23,9 @@ def machines() -> dict[str, Machine]:
     known = {"this machine": here}
     if here.triple.startswith("x86_64"):
         features = here.features.split(",")
+        if here.bf16_tiles:
+            others = {each[1:]: each[0] == "+" for each in features if "amx" not in each}
+            known["without AMX"] = Machine.of(here.triple, here.cpu, others)
         if all("+" + step in features for step in _STEPS):
             known["avx2"] = Machine.of(here.triple, "haswell", dict.fromkeys(_STEPS, True))
         known["plain"] = Machine.of(here.triple, "x86-64", {})

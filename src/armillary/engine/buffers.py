@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from armillary.engine.program import aligned
-from armillary.engine.tiling import MOST_ROWS
+from armillary.engine.tiling import WHOLE_ROWS
 
 _LINE = 64
 
@@ -77,7 +77,7 @@ class Slots:
     @classmethod
     def of(cls, experts: int, top_k: int, rows: int) -> "Slots":
         """For so many rows at most, and memory up to a whole tile behind the last."""
-        most = rows * top_k + MOST_ROWS
+        most = rows * top_k + WHOLE_ROWS
         # What sorts them works behind the starts.
         starts, weights = np.zeros(2 * experts + 1, np.int64), np.zeros(most, np.float32)
         chosen, row_of, slot_of = (np.zeros(most, np.int64) for _ in range(3))

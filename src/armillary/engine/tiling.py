@@ -19,6 +19,9 @@ LANES = 16
 MOST_ROWS, MOST_VECTORS = 8, 3
 """Rows and vectors of columns that meet at once at most, so that their sums are in registers."""
 
+WHOLE_ROWS = 16
+"""Products compute rows up to a multiple of it."""
+
 PART = 256
 """Numbers of a row of weights that are brought to another layout together."""
 
@@ -67,4 +70,5 @@ def attention_bytes(d_head: int, d_value: int) -> int:
     rows = LANES * max(words("F32", d_head), d_value)
     # The keys and values of a chunk in two bytes, and two float32 for each of its tokens.
     chunk = 2 * CHUNK * (d_head + d_value + 4)
-    return 4 * (queries * columns + rows) + chunk
+    turned = LANES * max(words("BF16", d_head), CHUNK // 2)
+    return 4 * (queries * columns + rows + turned) + chunk

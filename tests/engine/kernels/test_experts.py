@@ -10,7 +10,7 @@ from armillary.config import MixtureConfig
 from armillary.engine.buffers import Slots
 from armillary.engine.formats import FORMATS, ROWS
 from armillary.engine.program import aligned
-from armillary.engine.tiling import MOST_ROWS, multiplied_as, panel_bytes, row_stride
+from armillary.engine.tiling import WHOLE_ROWS, multiplied_as, panel_bytes, row_stride
 from support.kernels import call, count, drawn, library_for, machines, spaced
 from support.models import mixture
 from support.quantised import PLAIN, QUANTISED, packed, stored
@@ -297,7 +297,7 @@ def test_each_expert_multiplies_its_own_slots_in_tiles(machine: str, name: str) 
     )
     for expert in range(experts):
         first, last = slots.starts[expert : expert + 2]
-        lines = -(-(last - first) // MOST_ROWS) * MOST_ROWS
+        lines = -(-(last - first) // WHOLE_ROWS) * WHOLE_ROWS
         expected = np.full((lines, out.shape[1]), np.nan, np.float32)
         own = np.zeros((lines, from_.shape[1]), from_.dtype)
         own[: last - first] = from_[first:last]

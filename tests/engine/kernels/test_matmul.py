@@ -7,14 +7,22 @@ from armillary.checkpoints.tensors import encode
 from armillary.engine.compiler import assembly
 from armillary.engine.formats import FORMATS
 from armillary.engine.kernels import matmul
+from armillary.engine.machine import Machine
 from armillary.engine.program import aligned
-from armillary.engine.tiling import LANES, MOST_ROWS, multiplied_as, panel_bytes, row_stride
+from armillary.engine.tiling import (
+    LANES,
+    MOST_ROWS,
+    WHOLE_ROWS,
+    multiplied_as,
+    panel_bytes,
+    row_stride,
+)
 from support.kernels import call, count, drawn, library_for, machines
 from support.quantised import PLAIN, numbers, stored
 
 HERE = "this machine"
 ELSEWHERE = ("BF16",)
-SIZES = ((1, 24), (13, 61), (40, 100), (8, 16))
+SIZES = ((1, 24), (13, 61), (40, 100), (8, 16), (50, 40), (32, 32))
 """R and N: no whole tiles, no whole vectors, fewer columns than threads can share, one of each."""
 
 
@@ -32,10 +40,10 @@ def rows_of(x: np.ndarray, stride: int, lines: int) -> np.ndarray:
 
 
 def narrowed(machine: str, x: np.ndarray) -> np.ndarray:
-    """Rows as bfloat16, a zero behind an odd count."""
+    """Rows as bfloat16, with zeros up to whole vectors."""
     k = x.shape[1]
     stride = row_stride("BF16", k)
-    out = rows_of(np.zeros((0, k), np.uint16), stride, -(-len(x) // MOST_ROWS) * MOST_ROWS)
+    out = rows_of(np.zeros((0, k), np.uint16), stride, -(-len(x) // WHOLE_ROWS) * WHOLE_ROWS)
     call(
         "narrow",
         code=library_for(machine),
@@ -64,7 +72,7 @@ def multiply(
     """(R, N) for weights as stored."""
     k = x.shape[1]
     n = len(weights) if order is None else len(order)
-    lines = -(-len(x) // MOST_ROWS) * MOST_ROWS
+    lines = -(-len(x) // WHOLE_ROWS) * WHOLE_ROWS
     if multiplied_as(FORMATS[name], machines()[machine]) == "BF16":
         from_ = narrowed(machine, x)
     else:
@@ -143,13 +151,30 @@ def test_rows_do_not_depend_on_those_beside_them() -> None:
     np.testing.assert_array_equal(np.concatenate(alone), whole)
 
 
-def test_bias_order_and_what_is_there_already() -> None:
-    weights, x = stored("F32", drawn(61, 40, seed=1)), drawn(9, 40, seed=2)
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("name", ["F32", "BF16"])
+def test_bias_order_and_what_is_there_already(name: str, machine: str) -> None:
+    weights, x = stored(name, drawn(61, 40, seed=1)), drawn(39, 40, seed=2)
     order = np.random.default_rng(3).permutation(61)[:45]
     bias = drawn(45, seed=4)
-    got = multiply(HERE, "F32", weights, x, order=order, bias=bias, start=2.5, threads=2)
-    wanted = x.astype(np.float64) @ numbers("F32", weights)[order].T + bias + 2.5
-    np.testing.assert_allclose(got, wanted, atol=2e-5)
+    products_, _ = expected(machine, name, weights, x)
+    for start in (None, 2.5):
+        for added in (None, bias):
+            given = {"order": order, "bias": added, "start": start, "threads": 2}
+            got = multiply(machine, name, weights, x, **given)  # type: ignore[arg-type]
+            wanted = products_[:, order] + (0 if added is None else added) + (start or 0)
+            np.testing.assert_allclose(got, wanted, atol=3e-5)
+
+
+def test_amx_multiplies_where_there_is_amx() -> None:
+    features = "avx avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512vnni avx512bf16"
+    named = dict.fromkeys(features.split(), True)
+    triple, cpu = "x86_64-unknown-linux-gnu", "sapphirerapids"
+    for more, there in (({}, False), ({"amx-tile": True, "amx-bf16": True}, True)):
+        machine = Machine.of(triple, cpu, named | more)
+        text = assembly([matmul.matmul(FORMATS["BF16"], machine)], machine)
+        for instruction in ("ldtilecfg", "tdpbf16ps", "tilerelease"):
+            assert (instruction in text) == there
 
 
 @pytest.mark.parametrize("machine", machines())
@@ -158,13 +183,14 @@ def test_rows_are_narrowed_to_the_nearest(machine: str, k: int) -> None:
     x = drawn(5, k)
     out = narrowed(machine, x).view(np.uint16)
     np.testing.assert_array_equal(out[:5, :k], encode(x, "BF16").view(np.uint16).reshape(5, k))
-    assert (out[:5, k : k + k % 2] == 0).all()
-    assert (out[:5, k + k % 2 :] == 0xFFFF).all()
+    whole = -(-k // (2 * LANES)) * 2 * LANES
+    assert (out[:5, k:whole] == 0).all()
+    assert (out[:5, whole:] == 0xFFFF).all()
 
 
 def test_sums_of_a_tile_stay_in_registers() -> None:
     """The products of a tile are read from no memory but of rows and columns."""
-    here = machines()[HERE]
+    here = machines().get("without AMX", machines()[HERE])
     if not here.bf16_dot:
         pytest.skip("no bfloat16 products on this machine")
     lines = assembly([matmul.matmul(FORMATS["BF16"], here)], here).splitlines()

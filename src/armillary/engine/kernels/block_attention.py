@@ -18,6 +18,7 @@ from numba.extending import register_jitable
 from armillary.engine.cache_formats import CacheFormat
 from armillary.engine.emit import F32, I16, I32, Emit, emitted
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
+from armillary.engine.kernels import amx
 from armillary.engine.kernels.common import (
     floats,
     whole_numbers,
@@ -43,6 +44,7 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
     Rows that follow each other in one text are taken together.
     """
     attend = _attend(form, machine)
+    prepare, leave = amx.around(by_amx(form, machine))
     queries = LANES * tile_vectors(machine)
     size, scale_bytes = form.size, form.scale_bytes
 
@@ -77,6 +79,7 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
         # In base 2, so that a power of two is all that is to be computed of a score.
         cap_2, scale_2 = cap * _LOG2E, scale * _LOG2E
         row, owner, turn = 0, 0, 1
+        prepare(0)
         while row < rows:
             last, capacity = _text_end(row, keys, rows), word(capacities + 8 * row)
             for head in range(kv_heads):
@@ -98,8 +101,14 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
                         turn = -turn
                         owner += turn
             row = last
+        leave(0)
 
     return kernel(block_attention, form.name, exact=True)
+
+
+def by_amx(form: CacheFormat, machine: Machine) -> bool:
+    """Whether its products are AMX's."""
+    return machine.bf16_tiles and form.tiles == "BF16"
 
 
 def _attend(form: CacheFormat, machine: Machine) -> Any:
@@ -144,6 +153,7 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
         near_k = stage + LANES * 4 * max(wide_d, d_value)
         near_v = near_k + CHUNK * 2 * d_head
         scales = near_v + CHUNK * 2 * d_value
+        turned = scales + CHUNK * 8
         longest = begin(which, d_head, wide_d, q, window, vectors, state, packed, stage)
         added = floats(sums)
         for i in range(d_value * vectors * LANES):
@@ -161,7 +171,7 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
                 bring(at_k, written, d_head, near_k, scales)
                 bring(at_v, written, d_value, near_v, scales + 4 * CHUNK)
                 at_k, at_v = near_k, near_v
-            near = at_k, at_v, scales
+            near = at_k, at_v, scales, turned
             parts = packed, scores, weights, sums
             if vectors == most:
                 chunk_many(near, token, there, written, sizes, cap, hides, state, parts)
@@ -245,13 +255,16 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
 
 def _chunk(form: CacheFormat, machine: Machine, vectors: int) -> Any:
     """Queries meet the keys and values of a chunk."""
-    multiply, soften = _scores(form, machine, vectors), _soften(form, machine, vectors)
-    gather, mask = _gather(form, machine, vectors), _mask(vectors)
+    soften, mask = _soften(form, machine, vectors), _mask(vectors)
+    if by_amx(form, machine):
+        multiply, gather = _scores_by_amx(form, vectors), _gather_by_amx(vectors)
+    else:
+        multiply, gather = _scores(form, machine, vectors), _gather(form, machine, vectors)
     per_word = form.per_word
 
     @register_jitable
     def chunk(
-        near: tuple[int, int, int],
+        near: tuple[int, int, int, int],
         token: int,
         count: int,
         written: int,
@@ -262,9 +275,9 @@ def _chunk(form: CacheFormat, machine: Machine, vectors: int) -> Any:
         parts: tuple[int, int, int, int],
     ) -> None:
         # `count` is of whole blocks: `written` are the tokens that there are.
-        (keys, values, scales), (d_head, d_value) = near, sizes
+        (keys, values, scales, turned), (d_head, d_value) = near, sizes
         packed, scores, weights, sums = parts
-        multiply(keys, d_head // per_word, count, packed, scores, scales)
+        multiply(keys, d_head // per_word, count, packed, scores, scales, turned)
         if cap > 0:
             bounded, inverse = floats(scores), np.float32(1) / cap
             for i in range(count * vectors * LANES):
@@ -272,7 +285,8 @@ def _chunk(form: CacheFormat, machine: Machine, vectors: int) -> Any:
         if hides:
             mask(scores, token, count, state + 3 * _VECTOR * vectors)
         soften(scores, count, weights, state, scales + 4 * CHUNK)
-        gather(values, d_value, (written + per_word - 1) // per_word, weights, sums, state)
+        words = (written + per_word - 1) // per_word
+        gather(values, d_value, words, weights, sums, state, turned)
 
     return chunk
 
@@ -334,6 +348,7 @@ def _scores(form: CacheFormat, machine: Machine, vectors: int) -> Any:
         q: ir.Value,
         out: ir.Value,
         scales: ir.Value,
+        _turned: ir.Value,
     ) -> None:
         step, parts = _VECTOR * vectors, BLOCK // at_once
         with e.loop(e.div(count, at_once)) as part:
@@ -451,6 +466,7 @@ def _gather(form: CacheFormat, machine: Machine, vectors: int) -> Any:
         weights: ir.Value,
         sums: ir.Value,
         state: ir.Value,
+        _turned: ir.Value,
     ) -> None:
         step = vectors * _VECTOR
         shrink = [e.load(SUMS, state, 2 * step + one * _VECTOR) for one in range(vectors)]
@@ -466,6 +482,91 @@ def _gather(form: CacheFormat, machine: Machine, vectors: int) -> Any:
 
             apart = e.mul(d_value, 4)
             tile(e, machine, form.tiles, rows, apart, weights, step, count, vectors, finish)
+
+    return gather
+
+
+def _scores_by_amx(form: CacheFormat, vectors: int) -> Any:
+    """The same by AMX: a block of keys is turned, a key in a row."""
+    turn, tiles, step, staged = amx.turn(), amx.Block(1, vectors), _VECTOR * vectors, form.staged
+
+    @emitted(types.void)
+    def meet(
+        e: Emit,
+        keys: ir.Value,
+        stride: ir.Value,
+        q: ir.Value,
+        d_words: ir.Value,
+        out: ir.Value,
+        scales: ir.Value,
+    ) -> None:
+        tiles.clear(e)
+        tiles.add(e, keys, stride, q, d_words)
+        tiles.store(e, tiles.places(e, out, e.int(step)), e.int(step))
+        if not staged:
+            return
+        with e.loop(BLOCK) as row:
+            scale = e.splat(e.load(F32, e.add(scales, e.mul(row, 4))), LANES)
+            line = e.add(out, e.mul(row, step))
+            for one in range(vectors):
+                score = e.load(SUMS, line, one * _VECTOR)
+                e.store(e.builder.fmul(score, scale), line, one * _VECTOR)
+
+    @register_jitable
+    def scores(
+        keys: int, d_words: int, count: int, q: int, out: int, scales: int, turned: int
+    ) -> None:
+        stride = (d_words + LANES - 1) // LANES * _VECTOR
+        for block in range(count // BLOCK):
+            near = keys + block * d_words * _VECTOR
+            for first in range(0, d_words, LANES):
+                left = d_words - first
+                turn(near + first * _VECTOR, _VECTOR, left, turned + first * 4, stride)
+            at = out + block * BLOCK * step
+            meet(turned, stride, q, d_words, at, scales + block * BLOCK * 4)
+
+    return scores
+
+
+def _gather_by_amx(vectors: int) -> Any:
+    """The same by AMX: 16 columns of values at a time are turned, the tokens in a row."""
+    turn, tiles, step = amx.turn(), amx.Block(1, vectors), _VECTOR * vectors
+    stride = CHUNK * 2
+
+    @emitted(types.void)
+    def meet(
+        e: Emit,
+        values: ir.Value,
+        weights: ir.Value,
+        count: ir.Value,
+        sums: ir.Value,
+        state: ir.Value,
+    ) -> None:
+        shrink = [e.load(SUMS, state, 2 * step + one * _VECTOR) for one in range(vectors)]
+        with e.loop(LANES) as row:
+            line = e.add(sums, e.mul(row, step))
+            for one, by in enumerate(shrink):
+                total = e.load(SUMS, line, one * _VECTOR)
+                e.store(e.builder.fmul(total, by), line, one * _VECTOR)
+        places = tiles.places(e, sums, e.int(step))
+        tiles.begin_as(e, places, step)
+        tiles.add(e, values, e.int(stride), weights, count)
+        tiles.store(e, places, e.int(step))
+
+    @register_jitable
+    def gather(
+        values: int, d_value: int, count: int, weights: int, sums: int, state: int, turned: int
+    ) -> None:
+        # Of words that no token has, rows and columns are zeros.
+        whole = (count + LANES - 1) // LANES * LANES
+        nothing = floats(weights + count * step)
+        for i in range((whole - count) * vectors * LANES):
+            nothing[i] = np.float32(0)
+        for column in range(0, d_value, LANES):
+            for first in range(0, count, LANES):
+                near = values + first * 4 * d_value + 4 * column
+                turn(near, 4 * d_value, count - first, turned + first * 4, stride)
+            meet(turned, weights, count, sums + column * step, state)
 
     return gather
 

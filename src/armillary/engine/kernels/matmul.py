@@ -13,11 +13,12 @@ from numba.core import types
 from numba.extending import register_jitable
 
 from armillary.engine.emit import F32 as FLOAT
-from armillary.engine.emit import FLOATS, Emit, emitted, vector
-from armillary.engine.formats import Format
+from armillary.engine.emit import FLOATS, I64, Emit, emitted, vector
+from armillary.engine.formats import FORMATS, Format
 from armillary.engine.kernel import Address, Kernel, Live, Size, kernel
-from armillary.engine.kernels.common import floats, share, share_items, shorts, word
-from armillary.engine.kernels.tile import SUMS, lay, nearest, pack, tile
+from armillary.engine.kernels import amx
+from armillary.engine.kernels.common import floats, set_word, share, share_items, shorts, word
+from armillary.engine.kernels.tile import SUMS, WORDS, lay, nearest, pack, tile, transposed
 from armillary.engine.machine import Machine
 from armillary.engine.tiling import LANES, PART, multiplied_as, tile_rows, tile_vectors
 
@@ -107,11 +108,10 @@ def _multiply(form: Format, machine: Machine) -> Any:
     """All rows of activations times some rows of a matrix, in a thread's own memory."""
     number = multiplied_as(form, machine)
     per_word = 1 if number == "F32" else 2
-    at_once, most = tile_rows(machine), tile_vectors(machine)
-    multiply_many, multiply_few = (_tile(form, machine, vectors) for vectors in (most, 1))
-    fill = _fill(form, machine)
-    # One sum over all of a long row would lose digits that bfloat16 has not.
-    stretch = 64 if number == "F32" else 1 << 30
+    by_amx = number == "BF16" and machine.bf16_tiles
+    most = 2 if by_amx else tile_vectors(machine)
+    sweep = _by_amx() if by_amx else _by_vectors(form, machine)
+    fill = _copy(machine) if form.name == number == "BF16" else _fill(form, machine)
 
     @register_jitable
     def multiply(
@@ -154,20 +154,122 @@ def _multiply(form: Format, machine: Machine) -> Any:
                     4 * LANES * vectors,
                 )
             to = out + 4 * first
-            step = 4 * LANES * vectors
-            for row in range(0, rows, at_once):
-                from_, there = x + row * x_stride, to + row * out_stride
-                for done in range(0, count, stretch):
-                    xs, ws = from_ + 4 * done, panel + done * step
-                    words = min(stretch, count - done)
-                    start, more = (zeros, 1) if done else (starts, adds)
-                    if vectors == most:
-                        multiply_many(xs, x_stride, ws, words, start, there, out_stride, more)
-                    else:
-                        multiply_few(xs, x_stride, ws, words, start, there, out_stride, more)
+            sweep(x, x_stride, panel, count, vectors, starts, zeros, to, out_stride, adds, rows)
             first += vectors * LANES
 
     return multiply
+
+
+def _by_vectors(form: Format, machine: Machine) -> Any:
+    """Rows of activations times a panel of columns, a word of a row at a time."""
+    at_once, most = tile_rows(machine), tile_vectors(machine)
+    multiply_many, multiply_few = (_tile(form, machine, vectors) for vectors in (most, 1))
+    # One sum over all of a long row would lose digits that bfloat16 has not.
+    stretch = 64 if multiplied_as(form, machine) == "F32" else 1 << 30
+
+    @register_jitable
+    def sweep(
+        x: int,
+        x_stride: int,
+        panel: int,
+        count: int,
+        vectors: int,
+        starts: int,
+        zeros: int,
+        out: int,
+        out_stride: int,
+        adds: int,
+        rows: int,
+    ) -> None:
+        for row in range(0, rows, at_once):
+            from_, there = x + row * x_stride, out + row * out_stride
+            for done in range(0, count, stretch):
+                xs, ws = from_ + 4 * done, panel + done * 4 * LANES * vectors
+                words = min(stretch, count - done)
+                start, more = (zeros, 1) if done else (starts, adds)
+                if vectors == most:
+                    multiply_many(xs, x_stride, ws, words, start, there, out_stride, more)
+                else:
+                    multiply_few(xs, x_stride, ws, words, start, there, out_stride, more)
+
+    return sweep
+
+
+def _by_amx() -> Any:
+    """The same by AMX, two blocks of rows at a time as far as there are rows for them."""
+    of_2_2, of_2_1, of_1_2, of_1_1 = (
+        amx.multiply(blocks, vectors) for blocks in (2, 1) for vectors in (2, 1)
+    )
+    begin, end, block = amx.begin, amx.end, amx.ROWS
+
+    @register_jitable
+    def sweep(
+        x: int,
+        x_stride: int,
+        panel: int,
+        count: int,
+        vectors: int,
+        starts: int,
+        zeros: int,
+        out: int,
+        out_stride: int,
+        adds: int,
+        rows: int,
+    ) -> None:
+        begin(0)
+        for row in range(0, rows, 2 * block):
+            xs, there = x + row * x_stride, out + row * out_stride
+            if rows - row > block:
+                if vectors == 2:
+                    of_2_2(xs, x_stride, panel, count, starts, there, out_stride, adds)
+                else:
+                    of_2_1(xs, x_stride, panel, count, starts, there, out_stride, adds)
+            elif vectors == 2:
+                of_1_2(xs, x_stride, panel, count, starts, there, out_stride, adds)
+            else:
+                of_1_1(xs, x_stride, panel, count, starts, there, out_stride, adds)
+        end(0)
+
+    return sweep
+
+
+def _copy(machine: Machine) -> Any:
+    """16 rows of bfloat16 weights as columns of a panel, the last one for those there are not."""
+    pair = 2 * LANES
+    fill = _fill(FORMATS["BF16"], machine)
+
+    @emitted(types.void)
+    def exchange(e: Emit, places: ir.Value, pairs: ir.Value, out: ir.Value, step: ir.Value) -> None:
+        starts = [e.load(I64, places, 8 * row) for row in range(LANES)]
+        with e.loop(pairs) as index:
+            words = [e.load(WORDS, e.add(start, e.mul(index, 4 * LANES))) for start in starts]
+            for number, column in enumerate(transposed(e, words)):
+                place = e.mul(e.add(e.mul(index, LANES), number), step)
+                e.store(column, e.add(out, place))
+
+    @register_jitable
+    def copy(
+        weights: int,
+        row_bytes: int,
+        order: int,
+        n: int,
+        k: int,
+        first: int,
+        stage: int,
+        panel: int,
+        step: int,
+    ) -> None:
+        for row in range(LANES):
+            number = min(first + row, n - 1)
+            stored = word(order + 8 * number) if order else number
+            set_word(stage + 8 * row, weights + stored * row_bytes)
+        exchange(stage, k // pair, panel, step)
+        done = k // pair * pair
+        if done < k:
+            rest, to = weights + 2 * done, panel + done // 2 * step
+            fill(rest, row_bytes, order, n, k - done, first, stage, to, step)
+
+    return copy
 
 
 def _fill(form: Format, machine: Machine) -> Any:
@@ -243,7 +345,7 @@ def _tile(form: Format, machine: Machine, vectors: int) -> Any:
 
 
 def narrow(machine: Machine) -> Kernel:
-    """Rows of float32 as bfloat16, up to a whole word."""
+    """Rows of float32 as bfloat16, with zeros up to whole vectors of words."""
 
     @emitted(types.void)
     def narrow_part(e: Emit, x: ir.Value, out: ir.Value) -> None:
@@ -269,7 +371,7 @@ def narrow(machine: Machine) -> Kernel:
             from_, to = floats(a), shorts(b)
             for i in range(whole * 2 * LANES, k):
                 to[i] = nearest(from_[i])
-            if k % 2:
-                to[k] = 0
+            for i in range(k, (k + 2 * LANES - 1) // (2 * LANES) * 2 * LANES):
+                to[i] = 0
 
     return kernel(narrow)
