@@ -60,7 +60,8 @@ def logits(decoder: Decoder, ids: list[int]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def exact(peer: Decoder, ids: list[int]) -> np.ndarray:
-    return logits(peer, ids)
+    """Torch's in float64: in float32 it is 1e-4 off itself, on some machines more."""
+    return logits(copy.deepcopy(peer).double(), ids)
 
 
 def all_logits(decoder: EngineDecoder, ids: list[int], most: int = 16) -> np.ndarray:
@@ -78,9 +79,8 @@ def float32(checkpoint: Checkpoint) -> EngineDecoder:
 def test_logits_in_float32_are_those_of_torch(
     float32: EngineDecoder, ids: list[int], exact: np.ndarray
 ) -> None:
-    assert np.abs(all_logits(float32, ids) - exact).max() <= EXACT
-    # In one pass too, to what torch itself is off: 1.3e-4 from its own float64, of logits up to 34.
-    assert np.abs(all_logits(float32, ids, most=64) - exact).max() <= 2 * EXACT
+    for most in (16, 64):
+        assert np.abs(all_logits(float32, ids, most) - exact).max() <= EXACT
 
 
 def test_greedy_tokens_are_those_of_torch(

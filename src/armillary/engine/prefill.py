@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from armillary.config import AttentionConfig, DecoderConfig, MixtureConfig
 from armillary.engine.buffers import Buffer, Slots
+from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.formats import ROWS
 from armillary.engine.kv_layout import Kept, Stored, value_width
 from armillary.engine.library import Library
@@ -17,7 +18,7 @@ from armillary.engine.machine import host
 from armillary.engine.plan import Plan
 from armillary.engine.program import aligned
 from armillary.engine.threads import Team
-from armillary.engine.tiling import attention_bytes, multiplied_as, panel_bytes
+from armillary.engine.tiling import attention_bytes, multiplied_as, panel_bytes, query_blocks
 from armillary.engine.weights import Matrix, Stack, Weights
 
 MANY_ROWS = 512
@@ -36,7 +37,7 @@ class _Tiled(Plan):
         self._scratch_bytes = max(
             panel_bytes(_widest(self.config)),
             *(
-                attention_bytes(kept.key, value_width(kept.value))
+                attention_bytes(kept.key, value_width(kept.value), self._blocks(kept))
                 for kept in {Kept.of(layer.attention) for layer in self.config.layers}
             ),
         )
@@ -73,10 +74,15 @@ class _Tiled(Plan):
             sinks=sinks,
             out=out.data,
             out_stride=out.stride,
+            blocks=self._blocks(kept),
             scratch=self._scratch,
             scratch_bytes=self._scratch_bytes,
             rows=inputs.rows,
         )
+
+    def _blocks(self, kept: Kept) -> int:
+        tiles = CACHE_FORMATS[self.stored].tiles
+        return query_blocks(tiles, host(), kept.key, value_width(kept.value))
 
     def _multiply(
         self,

@@ -19,6 +19,9 @@ LANES = 16
 MOST_ROWS, MOST_VECTORS = 8, 3
 """Rows and vectors of columns that meet at once at most, so that their sums are in registers."""
 
+AMX_VECTORS = 2 * MOST_VECTORS
+"""Vectors of columns in two-byte numbers that take no more memory than those in four."""
+
 WHOLE_ROWS = 16
 """Products compute rows up to a multiple of it."""
 
@@ -26,6 +29,7 @@ PART = 256
 """Numbers of a row of weights that are brought to another layout together."""
 
 _LINE = 64
+_SECOND_CACHE = 1 << 20
 
 
 def tile_rows(machine: Machine) -> int:
@@ -60,15 +64,41 @@ def row_stride(number: Number, k: int) -> int:
 
 def panel_bytes(k: int) -> int:
     """Bytes that a thread needs for the columns that it multiplies by, and to lay them out."""
-    return 4 * LANES * (MOST_VECTORS * words("F32", k) + PART + 2 * MOST_VECTORS)
+    return 4 * LANES * (MOST_VECTORS * words("F32", k) + PART + 2 * AMX_VECTORS)
 
 
-def attention_bytes(d_head: int, d_value: int) -> int:
-    """Bytes that a thread needs for the queries that it takes at once."""
-    queries = LANES * MOST_VECTORS
-    columns = words("F32", d_head) + 2 * CHUNK + d_value + 5
-    rows = LANES * max(words("F32", d_head), d_value)
-    # The keys and values of a chunk in two bytes, and two float32 for each of its tokens.
-    chunk = 2 * CHUNK * (d_head + d_value + 4)
-    turned = LANES * max(words("BF16", d_head), CHUNK // 2)
-    return 4 * (queries * columns + rows + turned) + chunk
+def multiplied_by_amx(number: Number, machine: Machine) -> bool:
+    """Whether products of such numbers are AMX's."""
+    return number == "BF16" and machine.bf16_tiles
+
+
+def keys_together(number: Number, machine: Machine) -> int:
+    """Keys that a block of queries meets at once; sums are in registers only that long."""
+    return 2 * CHUNK if multiplied_by_amx(number, machine) else CHUNK
+
+
+def query_blocks(number: Number, machine: Machine, d_head: int, d_value: int) -> int:
+    """Blocks of queries that meet a chunk together at most.
+
+    One where the chunk is read as it is; else as many as half of a usual second cache holds.
+    """
+    if not multiplied_by_amx(number, machine):
+        return 1
+    return max(1, min(8, _SECOND_CACHE // 2 // _block_bytes(d_head, d_value)))
+
+
+def _block_bytes(d_head: int, d_value: int) -> int:
+    """Bytes of a block of queries, their sums, and what is kept of each query."""
+    return 4 * LANES * MOST_VECTORS * (words("F32", d_head) + d_value + 5)
+
+
+def attention_bytes(d_head: int, d_value: int, blocks: int) -> int:
+    """Bytes that a thread needs for the blocks of queries that it takes at once."""
+    most = 2 * CHUNK
+    scores = 4 * LANES * MOST_VECTORS * 2 * most
+    rows = 4 * LANES * max(words("F32", d_head), d_value)
+    # The keys and values of a chunk in two bytes, and two float32 for each of its tokens; the same
+    # turned.
+    chunk = 2 * most * (d_head + d_value + 4)
+    turned = most * (4 * words("BF16", d_head) + 2 * d_value)
+    return blocks * _block_bytes(d_head, d_value) + scores + rows + chunk + turned

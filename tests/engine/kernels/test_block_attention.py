@@ -9,7 +9,7 @@ import pytest
 from armillary import reference
 from armillary.engine.cache_formats import CACHE_FORMATS
 from armillary.engine.kv_layout import CHUNK, Stored, value_width
-from armillary.engine.tiling import attention_bytes
+from armillary.engine.tiling import attention_bytes, query_blocks
 from support.cached_text import Text, kept, text
 from support.kernels import EPSILON, call, count, drawn, library_for, machines, spaced
 
@@ -36,7 +36,9 @@ def attend(
     heads, width = q.shape[1] // d, texts[0].values.shape[2]
     wide = spaced(q)
     out = spaced(np.full((len(q), heads * width), np.nan, np.float32))
-    scratch_bytes = attention_bytes(d, value_width(width))
+    tiles = CACHE_FORMATS[texts[0].stored].tiles
+    blocks = query_blocks(tiles, machines()[machine], d, value_width(width))
+    scratch_bytes = attention_bytes(d, value_width(width), blocks)
     call(
         f"block_attention_{texts[0].stored}",
         code=library_for(machine),
@@ -58,6 +60,7 @@ def attend(
         sinks=sinks,
         out=out,
         out_stride=out.strides[0],
+        blocks=blocks,
         scratch=np.full(threads * scratch_bytes, 0xFF, np.uint8),
         scratch_bytes=scratch_bytes,
         rows=count(len(q)),
@@ -136,6 +139,13 @@ def test_rows_of_a_prompt_read_as_far_as_themselves(group: int, stored: Stored) 
     for past, rows in ((0, 1), (0, 40), (7, 17), (63, 2), (70, 33), (128, 16)):
         for threads in (1, 2, 3):
             prompt(group, past, rows, stored, threads=threads)
+
+
+@EACH
+def test_many_queries_meet_a_chunk_together(stored: Stored) -> None:
+    """Blocks of them, each with its own end, and with its own begin in a window."""
+    for window in (0, 5, 100):
+        prompt(5, 70, 300, stored, window=window)
 
 
 @EACH

@@ -21,18 +21,15 @@ ROWS = 16
 """Of a block, and words of a row that meet at once."""
 
 _LINE = 64
-_SIZES = [0] * 64
-# The table of register sizes: bytes of a row from 16 on, in twos, and rows from 48 on.
-_SIZES[0] = 1
-for _register in range(8):
-    _SIZES[16 + 2 * _register], _SIZES[48 + _register] = _LINE, ROWS
+# One for the kind of table, bytes of a row of each register in two bytes each, and its rows.
+_SIZES = bytes([1, *[0] * 15, *[_LINE, 0] * 8, *[0] * 16, *[ROWS] * 8, *[0] * 8])
 
 
 @emitted(types.void)
 def begin(e: Emit, _nothing: ir.Value) -> None:
     """Give the thread's registers their sizes."""
     sizes = e.scratch(_LINE)
-    e.store(ir.Constant(vector(I8, _LINE), _SIZES), sizes)
+    e.store(ir.Constant(vector(I8, _LINE), list(_SIZES)), sizes)
     e.call("llvm.x86.ldtilecfg", ir.VoidType(), [_pointer(e, sizes)])
 
 

@@ -1,9 +1,9 @@
 """Attention of many queries over the cache, as products of matrices on blocks that stay in cache.
 
 Queries of one text and one head of keys are taken some vectors at a time, a lane each, and meet
-CHUNK keys at a time: scores (keys, queries), softmax down the columns, then values (d_v, queries).
+some keys at a time: scores (keys, queries), softmax down the columns, then values (d_v, queries).
 All that softmax by parts keeps is a vector of lanes, and the keys and values are read as the cache
-has them, a word to all lanes. Source: Dao et al. 2022, §3.1.
+has them (`block_products.py`). Source: Dao et al. 2022, §3.1.
 """
 
 import math
@@ -19,16 +19,13 @@ from armillary.engine.cache_formats import CacheFormat
 from armillary.engine.emit import F32, I16, I32, Emit, emitted
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
 from armillary.engine.kernels import amx
-from armillary.engine.kernels.common import (
-    floats,
-    whole_numbers,
-    word,
-)
+from armillary.engine.kernels.block_products import gather_with, ready_with, score_with
+from armillary.engine.kernels.common import floats, whole_numbers, word
 from armillary.engine.kernels.elementary import tanh
-from armillary.engine.kernels.tile import SUMS, WORDS, interleave, lay, tile, transpose
-from armillary.engine.kv_layout import BLOCK, CHUNK
+from armillary.engine.kernels.tile import SUMS, WORDS, interleave, lay, transpose
+from armillary.engine.kv_layout import BLOCK
 from armillary.engine.machine import Machine
-from armillary.engine.tiling import LANES, tile_rows, tile_vectors
+from armillary.engine.tiling import LANES, keys_together, multiplied_by_amx, tile_vectors
 
 _MASKED = np.float32(-1e30)
 _LOWEST = np.float32(-1e20)
@@ -36,6 +33,8 @@ _LOWEST = np.float32(-1e20)
 _LOG2E = np.float32(math.log2(math.e))
 _VECTOR = 4 * LANES
 """Bytes of a vector."""
+_TURNS = 4
+"""Parts for each thread at least, so that none waits long for another."""
 
 
 def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
@@ -44,8 +43,8 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
     Rows that follow each other in one text are taken together.
     """
     attend = _attend(form, machine)
-    prepare, leave = amx.around(by_amx(form, machine))
-    queries = LANES * tile_vectors(machine)
+    prepare, leave = amx.around(multiplied_by_amx(form.tiles, machine))
+    together = LANES * tile_vectors(machine)
     size, scale_bytes = form.size, form.scale_bytes
 
     def block_attention(
@@ -68,13 +67,14 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
         sinks: Address,
         out: Address,
         out_stride: Size,
+        blocks: Size,
         scratch: Address,
         scratch_bytes: Size,
         rows: Live,
     ) -> None:
         # For each row: where its keys and values lie, for how many tokens there is room, and how
-        # many it reads. Blocks of queries go to the threads in turns, and back again, since later
-        # ones read more.
+        # many it reads. Blocks of queries, `blocks` at most together, go to the threads in turns,
+        # and back again, since later ones read more.
         mine = scratch + thread * scratch_bytes
         # In base 2, so that a power of two is all that is to be computed of a score.
         cap_2, scale_2 = cap * _LOG2E, scale * _LOG2E
@@ -82,6 +82,8 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
         prepare(0)
         while row < rows:
             last, capacity = _text_end(row, keys, rows), word(capacities + 8 * row)
+            there = ((last - row) * group + together - 1) // together * kv_heads
+            queries = together * max(1, min(blocks, there // (_TURNS * threads)))
             for head in range(kv_heads):
                 k = word(keys + 8 * row) + head * capacity * (d_head * size + scale_bytes)
                 v = word(values + 8 * row) + head * capacity * (d_value * size + scale_bytes)
@@ -106,24 +108,20 @@ def block_attention(form: CacheFormat, machine: Machine) -> Kernel:
     return kernel(block_attention, form.name, exact=True)
 
 
-def by_amx(form: CacheFormat, machine: Machine) -> bool:
-    """Whether its products are AMX's."""
-    return machine.bf16_tiles and form.tiles == "BF16"
-
-
 def _attend(form: CacheFormat, machine: Machine) -> Any:
     """Queries of one text and head: from one of the group of a row on, then of the rows after it.
 
-    Its tuples are (first row, which of its group, count of queries, group, lengths of the rows),
-    (d_h, d_v), (rows of queries, stride, factor, sinks of the group or 0), (rows of results,
-    stride, width of a head's).
+    They are taken in blocks, which meet each chunk of the cache one after another, so that it is
+    brought to what they read but once. Its tuples are (first row, which of its group, count of
+    queries, group, lengths of the rows), (d_h, d_v), (rows of queries, stride, factor, sinks of the
+    group or 0), (rows of results, stride, width of a head's).
     """
-    most = tile_vectors(machine)
+    most, most_keys = tile_vectors(machine), keys_together(form.tiles, machine)
     # For as many queries as meet at once, and for a few.
     chunk_many, chunk_few = _chunk(form, machine, most), _chunk(form, machine, 1)
     begin, finish = _begin(form, machine), _finish()
     size, scale_bytes, staged = form.size, form.scale_bytes, form.staged
-    per_word, bring = form.per_word, _stage(form)
+    per_word, bring, ready = form.per_word, _stage(form), ready_with(form, machine)
 
     @register_jitable
     def attend(
@@ -137,50 +135,94 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
         out: tuple[int, int, int],
         scratch: int,
     ) -> None:
-        row, _, count, _, lengths = which
+        count = which[2]
         d_head, d_value = sizes
         vectors = most if count > LANES else 1
         step = _VECTOR * vectors
         wide_d = (d_head + 2 * LANES - 1) // (2 * LANES) * 2 * LANES
-        # Of each query: m, the sum of weights, 2^(m before − m); the tokens that it reads.
-        state = scratch
-        limits = state + 3 * step
-        packed = limits + 2 * step
-        scores = packed + wide_d // per_word * step
-        weights = scores + CHUNK * step
-        sums = weights + CHUNK // per_word * step
-        stage = sums + d_value * step
+        blocks = (count + vectors * LANES - 1) // (vectors * LANES)
+        # Of each block its queries, their sums, and of each query: m, the sum of weights,
+        # 2^(m before − m); the tokens that it reads.
+        of_queries, of_sums = wide_d // per_word * step, d_value * step
+        own = 5 * step + of_queries + of_sums
+        scores = scratch + blocks * own
+        weights = scores + most_keys * step
+        stage = weights + most_keys // per_word * step
         near_k = stage + LANES * 4 * max(wide_d, d_value)
-        near_v = near_k + CHUNK * 2 * d_head
-        scales = near_v + CHUNK * 2 * d_value
-        turned = scales + CHUNK * 8
-        longest = begin(which, d_head, wide_d, q, window, vectors, state, packed, stage)
-        added = floats(sums)
-        for i in range(d_value * vectors * LANES):
-            added[i] = np.float32(0)
-        shortest = word(lengths + 8 * row)
-        token = max(0, shortest - window) // CHUNK * CHUNK if window else 0
-        highest = max(0, longest - window) if window else 0
+        near_v = near_k + most_keys * 2 * d_head
+        scales = near_v + most_keys * 2 * d_value
+        turned = scales + most_keys * 8
+        for block in range(blocks):
+            state = scratch + block * own
+            packed = state + 5 * step
+            part = _part(which, block, vectors)
+            begin(part, d_head, wide_d, q, window, vectors, state, packed, stage)
+            added = floats(packed + of_queries)
+            for i in range(d_value * vectors * LANES):
+                added[i] = np.float32(0)
+        token = _first_token(which, window, most_keys)
+        longest = _last_length(which)
         while token < longest:
-            written = min(CHUNK, longest - token)
-            there = (written + BLOCK - 1) // BLOCK * BLOCK
-            hides = token < highest or token + there > shortest
+            read = min(most_keys, longest - token)
             at_k = k + token * (d_head * size + scale_bytes)
             at_v = v + token * (d_value * size + scale_bytes)
             if staged:
-                bring(at_k, written, d_head, near_k, scales)
-                bring(at_v, written, d_value, near_v, scales + 4 * CHUNK)
+                bring(at_k, read, d_head, near_k, scales)
+                bring(at_v, read, d_value, near_v, scales + 4 * most_keys)
                 at_k, at_v = near_k, near_v
-            near = at_k, at_v, scales, turned
-            parts = packed, scores, weights, sums
-            if vectors == most:
-                chunk_many(near, token, there, written, sizes, cap, hides, state, parts)
-            else:
-                chunk_few(near, token, there, written, sizes, cap, hides, state, parts)
-            token += CHUNK
-        finish(which, sizes, out, vectors, state, sums, stage)
+            near = ready(at_k, at_v, d_head, d_value, read, turned)
+            for block in range(blocks):
+                part = _part(which, block, vectors)
+                shortest, end = word(part[4] + 8 * part[0]), _last_length(part)
+                if token < _first_token(part, window, most_keys) or token >= end:
+                    continue
+                written = min(most_keys, end - token)
+                there = (written + BLOCK - 1) // BLOCK * BLOCK
+                highest = max(0, end - window) if window else 0
+                hides = token < highest or token + there > shortest
+                state = scratch + block * own
+                packed = state + 5 * step
+                parts = packed, scores, weights, packed + of_queries
+                if vectors == most:
+                    chunk_many(near, scales, token, there, written, sizes, cap, hides, state, parts)
+                else:
+                    chunk_few(near, scales, token, there, written, sizes, cap, hides, state, parts)
+            token += most_keys
+        for block in range(blocks):
+            state = scratch + block * own
+            sums = state + 5 * step + of_queries
+            finish(_part(which, block, vectors), sizes, out, vectors, state, sums, stage)
 
     return attend
+
+
+@register_jitable
+def _part(
+    which: tuple[int, int, int, int, int], block: int, vectors: int
+) -> tuple[int, int, int, int, int]:
+    """A block of queries, told as all of them are."""
+    row, member, count, group, lengths = which
+    before = block * vectors * LANES
+    first = member + before
+    part = min(vectors * LANES, count - before)
+    return row + first // group, first % group, part, group, lengths
+
+
+@register_jitable
+def _first_token(which: tuple[int, int, int, int, int], window: int, keys: int) -> int:
+    """Where the chunk of so many keys begins that queries read first."""
+    if not window:
+        return 0
+    first: int = max(0, word(which[4] + 8 * which[0]) - window) // keys * keys
+    return first
+
+
+@register_jitable
+def _last_length(which: tuple[int, int, int, int, int]) -> int:
+    """How many tokens the last query reads."""
+    row, member, count, group, lengths = which
+    length: int = word(lengths + 8 * (row + (member + count - 1) // group))
+    return length
 
 
 def _stage(form: CacheFormat) -> Any:
@@ -215,23 +257,20 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
         state: int,
         packed: int,
         stage: int,
-    ) -> int:
-        # Returns how many tokens the last query reads.
+    ) -> None:
         row, member, count, group, lengths = which
         rows, stride, scale, sinks = q
         step = _VECTOR * vectors
         lows, ends = whole_numbers(state + 3 * step), whole_numbers(state + 4 * step)
         kept, staged = floats(state), floats(stage)
-        longest = 0
         for i in range(vectors * LANES):
             lane, filled = i % LANES * wide_d, 0
             ends[i], lows[i] = 0, 0
             kept[i] = _LOWEST
             kept[vectors * LANES + i] = np.float32(0)
             if i < count:
-                longest = word(lengths + 8 * row)
-                ends[i] = longest
-                lows[i] = max(0, longest - window) if window else 0
+                ends[i] = word(lengths + 8 * row)
+                lows[i] = max(0, ends[i] - window) if window else 0
                 if sinks:
                     # As of a token that was read before, and had no value.
                     kept[i] = floats(sinks)[member] * _LOG2E
@@ -248,7 +287,6 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
             if i % LANES == LANES - 1:
                 part = packed + i // LANES * _VECTOR
                 lay_out(stage, 4 * wide_d, wide_d // (2 * LANES), part, step)
-        return longest
 
     return begin
 
@@ -256,15 +294,14 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
 def _chunk(form: CacheFormat, machine: Machine, vectors: int) -> Any:
     """Queries meet the keys and values of a chunk."""
     soften, mask = _soften(form, machine, vectors), _mask(vectors)
-    if by_amx(form, machine):
-        multiply, gather = _scores_by_amx(form, vectors), _gather_by_amx(vectors)
-    else:
-        multiply, gather = _scores(form, machine, vectors), _gather(form, machine, vectors)
+    most_keys = keys_together(form.tiles, machine)
+    multiply, gather = score_with(form, machine, vectors), gather_with(form, machine, vectors)
     per_word = form.per_word
 
     @register_jitable
     def chunk(
-        near: tuple[int, int, int, int],
+        near: tuple[int, int],
+        scales: int,
         token: int,
         count: int,
         written: int,
@@ -275,18 +312,18 @@ def _chunk(form: CacheFormat, machine: Machine, vectors: int) -> Any:
         parts: tuple[int, int, int, int],
     ) -> None:
         # `count` is of whole blocks: `written` are the tokens that there are.
-        (keys, values, scales, turned), (d_head, d_value) = near, sizes
+        (keys, values), (d_head, d_value) = near, sizes
         packed, scores, weights, sums = parts
-        multiply(keys, d_head // per_word, count, packed, scores, scales, turned)
+        multiply(keys, d_head // per_word, count, packed, scores, scales)
         if cap > 0:
             bounded, inverse = floats(scores), np.float32(1) / cap
             for i in range(count * vectors * LANES):
                 bounded[i] = cap * tanh(bounded[i] * inverse)
         if hides:
             mask(scores, token, count, state + 3 * _VECTOR * vectors)
-        soften(scores, count, weights, state, scales + 4 * CHUNK)
+        soften(scores, count, weights, state, scales + 4 * most_keys)
         words = (written + per_word - 1) // per_word
-        gather(values, d_value, words, weights, sums, state, turned)
+        gather(values, d_value, words, weights, sums, state)
 
     return chunk
 
@@ -333,43 +370,6 @@ def _text_end(row: int, keys: int, rows: int) -> int:
     while last < rows and word(keys + 8 * last) == word(keys + 8 * row):
         last += 1
     return last
-
-
-def _scores(form: CacheFormat, machine: Machine, vectors: int) -> Any:
-    """Keys, `count` of them, times queries: (count, vectors · 16)."""
-    at_once = tile_rows(machine)
-
-    @emitted(types.void)
-    def scores(
-        e: Emit,
-        keys: ir.Value,
-        d_words: ir.Value,
-        count: ir.Value,
-        q: ir.Value,
-        out: ir.Value,
-        scales: ir.Value,
-        _turned: ir.Value,
-    ) -> None:
-        step, parts = _VECTOR * vectors, BLOCK // at_once
-        with e.loop(e.div(count, at_once)) as part:
-            block = e.div(part, parts)
-            lane = e.mul(e.sub(part, e.mul(block, parts)), at_once)
-            first = e.add(e.mul(e.mul(block, d_words), _VECTOR), e.mul(lane, 4))
-            near = e.add(keys, first)
-            to = e.add(out, e.mul(part, at_once * step))
-            rows = [e.add(near, 4 * each) for each in range(at_once)]
-
-            def finish(row: int, sums: list[ir.Value]) -> None:
-                if form.staged:
-                    number = e.load(F32, e.add(scales, e.mul(part, 4 * at_once)), 4 * row)
-                    scale = e.splat(number, LANES)
-                    sums = [e.builder.fmul(total, scale) for total in sums]
-                for one, total in enumerate(sums):
-                    e.store(total, to, row * step + one * _VECTOR)
-
-            tile(e, machine, form.tiles, rows, _VECTOR, q, step, d_words, vectors, finish)
-
-    return scores
 
 
 def _mask(vectors: int) -> Any:
@@ -451,124 +451,6 @@ def _soften(form: CacheFormat, machine: Machine, vectors: int) -> Any:
             e.store(totals[one].get(), state, step + one * _VECTOR)
 
     return soften
-
-
-def _gather(form: CacheFormat, machine: Machine, vectors: int) -> Any:
-    """Values of `count` words of tokens times weights, added to sums (d_v, vectors · 16)."""
-    at_once = tile_rows(machine)
-
-    @emitted(types.void)
-    def gather(
-        e: Emit,
-        values: ir.Value,
-        d_value: ir.Value,
-        count: ir.Value,
-        weights: ir.Value,
-        sums: ir.Value,
-        state: ir.Value,
-        _turned: ir.Value,
-    ) -> None:
-        step = vectors * _VECTOR
-        shrink = [e.load(SUMS, state, 2 * step + one * _VECTOR) for one in range(vectors)]
-        with e.loop(e.div(d_value, at_once)) as part:
-            first = e.add(values, e.mul(part, 4 * at_once))
-            to = e.add(sums, e.mul(part, at_once * step))
-            rows = [e.add(first, 4 * lane) for lane in range(at_once)]
-
-            def finish(row: int, found: list[ir.Value]) -> None:
-                for one, total in enumerate(found):
-                    place = row * step + one * _VECTOR
-                    e.store(e.fma(e.load(SUMS, to, place), shrink[one], total), to, place)
-
-            apart = e.mul(d_value, 4)
-            tile(e, machine, form.tiles, rows, apart, weights, step, count, vectors, finish)
-
-    return gather
-
-
-def _scores_by_amx(form: CacheFormat, vectors: int) -> Any:
-    """The same by AMX: a block of keys is turned, a key in a row."""
-    turn, tiles, step, staged = amx.turn(), amx.Block(1, vectors), _VECTOR * vectors, form.staged
-
-    @emitted(types.void)
-    def meet(
-        e: Emit,
-        keys: ir.Value,
-        stride: ir.Value,
-        q: ir.Value,
-        d_words: ir.Value,
-        out: ir.Value,
-        scales: ir.Value,
-    ) -> None:
-        tiles.clear(e)
-        tiles.add(e, keys, stride, q, d_words)
-        tiles.store(e, tiles.places(e, out, e.int(step)), e.int(step))
-        if not staged:
-            return
-        with e.loop(BLOCK) as row:
-            scale = e.splat(e.load(F32, e.add(scales, e.mul(row, 4))), LANES)
-            line = e.add(out, e.mul(row, step))
-            for one in range(vectors):
-                score = e.load(SUMS, line, one * _VECTOR)
-                e.store(e.builder.fmul(score, scale), line, one * _VECTOR)
-
-    @register_jitable
-    def scores(
-        keys: int, d_words: int, count: int, q: int, out: int, scales: int, turned: int
-    ) -> None:
-        stride = (d_words + LANES - 1) // LANES * _VECTOR
-        for block in range(count // BLOCK):
-            near = keys + block * d_words * _VECTOR
-            for first in range(0, d_words, LANES):
-                left = d_words - first
-                turn(near + first * _VECTOR, _VECTOR, left, turned + first * 4, stride)
-            at = out + block * BLOCK * step
-            meet(turned, stride, q, d_words, at, scales + block * BLOCK * 4)
-
-    return scores
-
-
-def _gather_by_amx(vectors: int) -> Any:
-    """The same by AMX: 16 columns of values at a time are turned, the tokens in a row."""
-    turn, tiles, step = amx.turn(), amx.Block(1, vectors), _VECTOR * vectors
-    stride = CHUNK * 2
-
-    @emitted(types.void)
-    def meet(
-        e: Emit,
-        values: ir.Value,
-        weights: ir.Value,
-        count: ir.Value,
-        sums: ir.Value,
-        state: ir.Value,
-    ) -> None:
-        shrink = [e.load(SUMS, state, 2 * step + one * _VECTOR) for one in range(vectors)]
-        with e.loop(LANES) as row:
-            line = e.add(sums, e.mul(row, step))
-            for one, by in enumerate(shrink):
-                total = e.load(SUMS, line, one * _VECTOR)
-                e.store(e.builder.fmul(total, by), line, one * _VECTOR)
-        places = tiles.places(e, sums, e.int(step))
-        tiles.begin_as(e, places, step)
-        tiles.add(e, values, e.int(stride), weights, count)
-        tiles.store(e, places, e.int(step))
-
-    @register_jitable
-    def gather(
-        values: int, d_value: int, count: int, weights: int, sums: int, state: int, turned: int
-    ) -> None:
-        # Of words that no token has, rows and columns are zeros.
-        whole = (count + LANES - 1) // LANES * LANES
-        nothing = floats(weights + count * step)
-        for i in range((whole - count) * vectors * LANES):
-            nothing[i] = np.float32(0)
-        for column in range(0, d_value, LANES):
-            for first in range(0, count, LANES):
-                near = values + first * 4 * d_value + 4 * column
-                turn(near, 4 * d_value, count - first, turned + first * 4, stride)
-            meet(turned, weights, count, sums + column * step, state)
-
-    return gather
 
 
 def _powers_of_two(degree: int) -> list[float]:

@@ -13,14 +13,23 @@ from numba.core import types
 from numba.extending import register_jitable
 
 from armillary.engine.emit import F32 as FLOAT
-from armillary.engine.emit import FLOATS, I64, Emit, emitted, vector
-from armillary.engine.formats import FORMATS, Format
+from armillary.engine.emit import FLOATS, Emit, emitted, vector
+from armillary.engine.formats import Format
 from armillary.engine.kernel import Address, Kernel, Live, Size, kernel
 from armillary.engine.kernels import amx
-from armillary.engine.kernels.common import floats, set_word, share, share_items, shorts, word
-from armillary.engine.kernels.tile import SUMS, WORDS, lay, nearest, pack, tile, transposed
+from armillary.engine.kernels.common import floats, share, share_items, shorts, word
+from armillary.engine.kernels.panel import panel_filler
+from armillary.engine.kernels.tile import SUMS, nearest, pack, tile
 from armillary.engine.machine import Machine
-from armillary.engine.tiling import LANES, PART, multiplied_as, tile_rows, tile_vectors
+from armillary.engine.tiling import (
+    AMX_VECTORS,
+    LANES,
+    PART,
+    multiplied_as,
+    multiplied_by_amx,
+    tile_rows,
+    tile_vectors,
+)
 
 
 def matmul(form: Format, machine: Machine) -> Kernel:
@@ -108,10 +117,10 @@ def _multiply(form: Format, machine: Machine) -> Any:
     """All rows of activations times some rows of a matrix, in a thread's own memory."""
     number = multiplied_as(form, machine)
     per_word = 1 if number == "F32" else 2
-    by_amx = number == "BF16" and machine.bf16_tiles
-    most = 2 if by_amx else tile_vectors(machine)
-    sweep = _by_amx() if by_amx else _by_vectors(form, machine)
-    fill = _copy(machine) if form.name == number == "BF16" else _fill(form, machine)
+    by_amx = multiplied_by_amx(number, machine)
+    most = AMX_VECTORS if by_amx else tile_vectors(machine)
+    vectors_of, column_of, sweep = _by_amx() if by_amx else _by_vectors(form, machine)
+    fill = panel_filler(form, machine)
 
     @register_jitable
     def multiply(
@@ -136,23 +145,15 @@ def _multiply(form: Format, machine: Machine) -> Any:
         stage = zeros + 4 * LANES * most
         panel = stage + 4 * LANES * PART
         while first < last:
-            vectors = most if last - first > LANES * (most - 1) else 1
+            vectors = vectors_of(last - first)
             given, begin, nothing = floats(bias), floats(starts), floats(zeros)
             for i in range(vectors * LANES):
                 begin[i] = given[first + i] if bias and first + i < n else np.float32(0)
                 nothing[i] = np.float32(0)
             for v in range(vectors):
-                fill(
-                    weights,
-                    row_bytes,
-                    order,
-                    n,
-                    k,
-                    first + v * LANES,
-                    stage,
-                    panel + 4 * LANES * v,
-                    4 * LANES * vectors,
-                )
+                column, step = column_of(v, vectors, count)
+                at = first + v * LANES
+                fill(weights, row_bytes, order, n, k, at, stage, panel + column, step)
             to = out + 4 * first
             sweep(x, x_stride, panel, count, vectors, starts, zeros, to, out_stride, adds, rows)
             first += vectors * LANES
@@ -160,12 +161,24 @@ def _multiply(form: Format, machine: Machine) -> Any:
     return multiply
 
 
-def _by_vectors(form: Format, machine: Machine) -> Any:
-    """Rows of activations times a panel of columns, a word of a row at a time."""
+def _by_vectors(form: Format, machine: Machine) -> tuple[Any, Any, Any]:
+    """Rows of activations times a panel of columns, a word of a row at a time.
+
+    How many vectors of columns are taken together, where each begins in the panel and how far apart
+    its words are, and the products.
+    """
     at_once, most = tile_rows(machine), tile_vectors(machine)
     multiply_many, multiply_few = (_tile(form, machine, vectors) for vectors in (most, 1))
     # One sum over all of a long row would lose digits that bfloat16 has not.
     stretch = 64 if multiplied_as(form, machine) == "F32" else 1 << 30
+
+    @register_jitable
+    def vectors_of(columns: int) -> int:
+        return most if columns > LANES * (most - 1) else 1
+
+    @register_jitable
+    def column_of(vector: int, vectors: int, _count: int) -> tuple[int, int]:
+        return 4 * LANES * vector, 4 * LANES * vectors
 
     @register_jitable
     def sweep(
@@ -192,15 +205,28 @@ def _by_vectors(form: Format, machine: Machine) -> Any:
                 else:
                     multiply_few(xs, x_stride, ws, words, start, there, out_stride, more)
 
-    return sweep
+    return vectors_of, column_of, sweep
 
 
-def _by_amx() -> Any:
-    """The same by AMX, two blocks of rows at a time as far as there are rows for them."""
+def _by_amx() -> tuple[Any, Any, Any]:
+    """The same by AMX: two blocks of rows and two vectors of columns at a time, while there are.
+
+    Several such pairs of columns meet the rows while these are in the first cache.
+    """
     of_2_2, of_2_1, of_1_2, of_1_1 = (
         amx.multiply(blocks, vectors) for blocks in (2, 1) for vectors in (2, 1)
     )
-    begin, end, block = amx.begin, amx.end, amx.ROWS
+    begin, end, block, pair = amx.begin, amx.end, amx.ROWS, 2 * 4 * LANES
+
+    @register_jitable
+    def vectors_of(columns: int) -> int:
+        return min(AMX_VECTORS, (columns + LANES - 1) // LANES)
+
+    @register_jitable
+    def column_of(vector: int, vectors: int, count: int) -> tuple[int, int]:
+        words = (count + LANES - 1) // LANES * LANES
+        step = pair // 2 if vector == vectors - 1 and vectors % 2 else pair
+        return vector // 2 * words * pair + vector % 2 * 4 * LANES, step
 
     @register_jitable
     def sweep(
@@ -210,7 +236,7 @@ def _by_amx() -> Any:
         count: int,
         vectors: int,
         starts: int,
-        zeros: int,
+        _zeros: int,
         out: int,
         out_stride: int,
         adds: int,
@@ -219,97 +245,21 @@ def _by_amx() -> Any:
         begin(0)
         for row in range(0, rows, 2 * block):
             xs, there = x + row * x_stride, out + row * out_stride
-            if rows - row > block:
-                if vectors == 2:
-                    of_2_2(xs, x_stride, panel, count, starts, there, out_stride, adds)
+            for done in range(0, vectors, 2):
+                ws = panel + column_of(done, vectors, count)[0]
+                start, to = starts + done * 4 * LANES, there + done * 4 * LANES
+                if rows - row > block:
+                    if vectors - done > 1:
+                        of_2_2(xs, x_stride, ws, count, start, to, out_stride, adds)
+                    else:
+                        of_2_1(xs, x_stride, ws, count, start, to, out_stride, adds)
+                elif vectors - done > 1:
+                    of_1_2(xs, x_stride, ws, count, start, to, out_stride, adds)
                 else:
-                    of_2_1(xs, x_stride, panel, count, starts, there, out_stride, adds)
-            elif vectors == 2:
-                of_1_2(xs, x_stride, panel, count, starts, there, out_stride, adds)
-            else:
-                of_1_1(xs, x_stride, panel, count, starts, there, out_stride, adds)
+                    of_1_1(xs, x_stride, ws, count, start, to, out_stride, adds)
         end(0)
 
-    return sweep
-
-
-def _copy(machine: Machine) -> Any:
-    """16 rows of bfloat16 weights as columns of a panel, the last one for those there are not."""
-    pair = 2 * LANES
-    fill = _fill(FORMATS["BF16"], machine)
-
-    @emitted(types.void)
-    def exchange(e: Emit, places: ir.Value, pairs: ir.Value, out: ir.Value, step: ir.Value) -> None:
-        starts = [e.load(I64, places, 8 * row) for row in range(LANES)]
-        with e.loop(pairs) as index:
-            words = [e.load(WORDS, e.add(start, e.mul(index, 4 * LANES))) for start in starts]
-            for number, column in enumerate(transposed(e, words)):
-                place = e.mul(e.add(e.mul(index, LANES), number), step)
-                e.store(column, e.add(out, place))
-
-    @register_jitable
-    def copy(
-        weights: int,
-        row_bytes: int,
-        order: int,
-        n: int,
-        k: int,
-        first: int,
-        stage: int,
-        panel: int,
-        step: int,
-    ) -> None:
-        for row in range(LANES):
-            number = min(first + row, n - 1)
-            stored = word(order + 8 * number) if order else number
-            set_word(stage + 8 * row, weights + stored * row_bytes)
-        exchange(stage, k // pair, panel, step)
-        done = k // pair * pair
-        if done < k:
-            rest, to = weights + 2 * done, panel + done // 2 * step
-            fill(rest, row_bytes, order, n, k - done, first, stage, to, step)
-
-    return copy
-
-
-def _fill(form: Format, machine: Machine) -> Any:
-    """16 rows of weights as columns of a panel, zeros for those that there are not."""
-    lay_out = lay(machine, multiplied_as(form, machine))
-    per_word = 1 if multiplied_as(form, machine) == "F32" else 2
-    block, nbytes = form.block, form.nbytes
-
-    @emitted(types.void)
-    def decode(e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
-        form.decode(e, weights, k, out)
-
-    @register_jitable
-    def fill(
-        weights: int,
-        row_bytes: int,
-        order: int,
-        n: int,
-        k: int,
-        first: int,
-        stage: int,
-        panel: int,
-        step: int,
-    ) -> None:
-        for begin in range(0, k, PART):
-            count = min(PART, k - begin)
-            pairs = (count + 2 * LANES - 1) // (2 * LANES)
-            for row in range(LANES):
-                numbers = floats(stage + 4 * PART * row)
-                there = 0
-                if first + row < n:
-                    there = count
-                    stored = word(order + 8 * (first + row)) if order else first + row
-                    place = weights + stored * row_bytes + begin // block * nbytes
-                    decode(place, count, stage + 4 * PART * row)
-                for i in range(there, pairs * 2 * LANES):
-                    numbers[i] = 0
-            lay_out(stage, 4 * PART, pairs, panel + begin // per_word * step, step)
-
-    return fill
+    return vectors_of, column_of, sweep
 
 
 def _tile(form: Format, machine: Machine, vectors: int) -> Any:
