@@ -1,7 +1,8 @@
 """Numbers that stand alone: float32, float16, bfloat16. Products are of float32 numbers."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 from llvmlite import ir
 
@@ -14,6 +15,8 @@ from armillary.engine.machine import Machine
 class _Plain(Format):
     block = 1
     activations = "float32"
+    stretch: int | None = 8
+    """Vectors with a sum of their own, since one over a long row would lose digits. None: all."""
 
     def together(self, machine: Machine, *, alone: bool) -> int:
         """See Format."""
@@ -95,10 +98,17 @@ class _Plain(Format):
 
         vectors = e.div(k, FLOATS)
         step = len(weights) * FLOATS * self.nbytes
-        with e.loop(vectors) as index:
+
+        def add_vector(into: list[list[Variable]], index: ir.Value) -> None:
             if ahead is not None:
                 e.prefetch(e.add(ahead, e.mul(index, step)), step)
-            add(whole, e.mul(index, FLOATS), FLOATS)
+            add(into, e.mul(index, FLOATS), FLOATS)
+
+        if self.stretch is None:
+            with e.loop(vectors) as index:
+                add_vector(whole, index)
+        else:
+            self._in_stretches(e, whole, vectors, self.stretch, add_vector)
         done = e.mul(vectors, FLOATS)
         with e.loop(e.sub(k, done)) as index:
             add(ends, e.add(done, index), 1)
@@ -106,6 +116,27 @@ class _Plain(Format):
             [e.fadd(e.sum(a.get()), e.sum(b.get())) for a, b in zip(*each, strict=True)]
             for each in zip(whole, ends, strict=True)
         ]
+
+    @staticmethod
+    def _in_stretches(
+        e: Emit,
+        totals: list[list[Variable]],
+        vectors: ir.Value,
+        stretch: int,
+        add: Callable[[list[list[Variable]], ir.Value], None],
+    ) -> None:
+        b, zero = e.builder, e.constant(0.0, vector(FLOAT, FLOATS))
+        sums = [[e.variable(zero) for _ in row] for row in totals]
+        with e.loop(e.div(e.add(vectors, stretch - 1), stretch)) as part:
+            for total in chain.from_iterable(sums):
+                total.set(zero)
+            first, most = e.mul(part, stretch), e.int(stretch)
+            left = e.sub(vectors, first)
+            with e.loop(b.select(b.icmp_signed("<", left, most), left, most)) as index:
+                add(sums, e.add(first, index))
+            both = zip(chain.from_iterable(totals), chain.from_iterable(sums), strict=True)
+            for total, more in both:
+                total.set(e.fadd(total.get(), more.get()))
 
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
         """See Format."""
@@ -148,6 +179,7 @@ class BF16(_Plain):
     """Bfloat16."""
 
     name = "BF16"
+    stretch = None
     nbytes = 2
 
     def read(self, e: Emit, address: ir.Value, lanes: int) -> ir.Value:
