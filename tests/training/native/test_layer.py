@@ -97,9 +97,16 @@ VARIANTS = {
 
 
 def off(result, exact):
-    """How far each is from the exact one, relative to its size."""
+    """How far each is from the exact one, relative to its size.
+
+    Queries and keys of a token that reads itself alone have no gradient but rounding: relative to
+    the largest.
+    """
+    sizes = {name: float(value.norm()) for name, value in exact.items()}
+    largest = max(sizes.values())
     return {
-        name: float((value - exact[name]).norm() / exact[name].norm())
+        name: float((value - exact[name]).norm())
+        / (sizes[name] if sizes[name] > 1e-6 * largest else largest)
         for name, value in result.items()
     }
 
