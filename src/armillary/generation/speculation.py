@@ -28,8 +28,11 @@ class Proposer(Protocol):
         """How many of the last guesses came true."""
 
 
-_ROW = 0.15
-"""What a pass takes longer for each token more, as a part of its time for one (on a CPU)."""
+_ROW = 0.25
+"""What a pass takes longer for each token more, as a part of its time for one.
+
+Of weights in 4 bits on a CPU; with wider ones it is less, and a guess too few costs little.
+"""
 
 
 def worthwhile(odds: Iterable[float]) -> int:
