@@ -277,6 +277,8 @@ def test_logits_are_those_of_the_dequantised_weights_with_the_same_rounding(
     # What such a cache gives is rounded once more where vectors are brought to values.
     again = stored == "int8" and encoding in IN_FILES and of is WIDE["latent"]
     assert (gaps <= near).mean() >= (0.25 if again else 0.75), gaps
+    # One token reads itself alone, whatever its query is rounded to.
+    assert (gaps[::4] <= near).mean() >= 0.75, gaps
     assert gaps.max() <= max(near, steps), (gaps, steps)
 
 

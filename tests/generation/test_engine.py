@@ -53,7 +53,7 @@ def test_what_a_cache_shares_with_a_prompt_is_not_computed_again(decoder, prompt
     assert decoder.taken == [[PROMPT], [computed]]
     assert cache.tokens == prompt
     # One token's products may be added up in another order than those of five.
-    assert np.allclose(first, again, rtol=0, atol=1e-5) == (prompt == PROMPT)
+    assert np.allclose(first, again, rtol=0, atol=1e-12) == (prompt == PROMPT)
 
 
 class Known:

@@ -53,15 +53,15 @@ FAULTS = {
     "scores are not scaled": Fault(Plan._attend, "config.score_scale", "1.0", sizes=FEW),
     "scores of a prompt are not scaled": Fault(_Tiled._attend, "config.score_scale", "1.0"),
     "a window is one too long": Fault(
-        Plan._attend, "config.window or 0", "(config.window or -1) + 1", "window", FEW
+        Plan._of_cache, "config.window or 0", "(config.window or -1) + 1", "window", FEW
     ),
     "a prompt's window is one too long": Fault(
-        _Tiled._attend, "config.window or 0", "(config.window or -1) + 1", "window"
+        Plan._of_cache, "config.window or 0", "(config.window or -1) + 1", "window"
     ),
-    "no window": Fault(Plan._attend, "config.window or 0", "0", "mixed layers", FEW),
-    "no window in a prompt": Fault(_Tiled._attend, "config.window or 0", "0", "mixed layers"),
-    "no soft cap": Fault(Plan._attend, "config.soft_cap or 0.0", "0.0", "soft cap", FEW),
-    "no soft cap in a prompt": Fault(_Tiled._attend, "config.soft_cap or 0.0", "0.0", "soft cap"),
+    "no window": Fault(Plan._of_cache, "config.window or 0", "0", "mixed layers", FEW),
+    "no window in a prompt": Fault(Plan._of_cache, "config.window or 0", "0", "mixed layers"),
+    "no soft cap": Fault(Plan._of_cache, "config.soft_cap or 0.0", "0.0", "soft cap", FEW),
+    "no soft cap in a prompt": Fault(Plan._of_cache, "config.soft_cap or 0.0", "0.0", "soft cap"),
     "keys are not turned": Fault(
         Plan._attention, "self._rotate(config, part", "part is q and self._rotate(config, part"
     ),

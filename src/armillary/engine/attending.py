@@ -187,7 +187,6 @@ class AttentionSteps(Steps):
             rows=rows,
         )
         self._append(number, kept, k, v)
-        window = config.window or 0
         sizes = self._sizes(config)
         d_value = value_width(kept.value)
         found = self._shared("found", SEGMENTS * config.n_heads * (2 + d_value))
@@ -197,13 +196,7 @@ class AttentionSteps(Steps):
             q=q.data,
             q_stride=q.stride,
             **sizes,
-            d_head=kept.key,
-            window=window,
-            cap=config.soft_cap or 0.0,
-            keys=inputs.keys[number],
-            values=inputs.values[number],
-            capacities=inputs.room,
-            lengths=inputs.lengths,
+            **self._of_cache(number, config),
             found=found.data,
             scratch=self._scratch,
             rows=rows,
@@ -214,7 +207,7 @@ class AttentionSteps(Steps):
             found=found.data,
             **sizes,
             width=kept.value,
-            window=window,
+            window=config.window or 0,
             sinks=sinks,
             lengths=inputs.lengths,
             out=out.data,
@@ -240,6 +233,19 @@ class AttentionSteps(Steps):
             places=inputs.places,
             rows=inputs.rows,
         )
+
+    def _of_cache(self, number: int, config: AttentionConfig) -> dict[str, Any]:
+        """Where queries find a layer's keys and values, and which they read."""
+        inputs = self.inputs
+        return {
+            "d_head": Kept.of(config).key,
+            "window": config.window or 0,
+            "cap": config.soft_cap or 0.0,
+            "keys": inputs.keys[number],
+            "values": inputs.values[number],
+            "capacities": inputs.room,
+            "lengths": inputs.lengths,
+        }
 
     @staticmethod
     def _sizes(config: AttentionConfig) -> dict[str, Any]:
