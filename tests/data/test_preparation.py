@@ -637,13 +637,33 @@ def test_chats_need_a_template_that_is_one(tmp_path):
 
 def test_more_documents_do_not_move_the_others_between_the_splits(tmp_path, texts, tokenizer):
     run(texts, tokenizer, tmp_path / "before")
-    # Where they go depends on where the files lie; of so many some go to each split.
     for number in range(300):
         (texts / f"0{number:03d}-more.txt").write_text(f"one more: {number}")
     run(texts, tokenizer, tmp_path / "after")
     for split in prepared.SPLITS:
         before = {tuple(ids) for ids in documents(tmp_path / "before", split)}
         assert before < {tuple(ids) for ids in documents(tmp_path / "after", split)}
+
+
+@pytest.mark.parametrize("named", ["{}", "{}/*", "{}/**/*.*", "file by file"])
+def test_another_place_for_all_documents_does_not_move_them_between_the_splits(
+    named, tmp_path, tokenizer
+):
+    whole = {}
+    for folder in ("here", "away/from/there"):
+        texts = tmp_path / folder
+        (texts / "below").mkdir(parents=True)
+        for number in range(60):
+            folder_of = texts / "below" if number % 2 else texts
+            (folder_of / f"{number}.txt").write_text(f"text {number}")
+        (texts / "lines.jsonl").write_text("".join(f'{{"text": "{n} a"}}\n' for n in range(60)))
+        sources = [named.format(texts)]
+        if named == "file by file":
+            sources = sorted(str(path) for path in texts.rglob("*.*"))
+        prepare(sources, tokenizer, tmp_path / f"{folder}.data", validation=0.3)
+        whole[folder] = [documents(tmp_path / f"{folder}.data", split) for split in prepared.SPLITS]
+    assert whole["here"] == whole["away/from/there"]
+    assert all(len(split) > 10 for split in whole["here"])
 
 
 def test_the_share_that_is_held_out_is_the_share_asked_for():

@@ -82,8 +82,9 @@ def prepare(
                     chat the list of messages; "text" or "messages" when left out
     format          see `find_sources`; "chat" for records that hold chats, which the tokenizer's
                     template writes, and of which the assistant's answers are learned
-    validation      share of documents held out: those whose id, hashed with the seed, falls below
-                    it, so that more documents do not move the others
+    validation      share of documents held out: those whose id below the source, hashed with the
+                    seed, falls below it, so that neither more documents nor another place for all
+                    of them moves the others
     end_token       what ends each document; the tokenizer's own end token when left out
     part_bytes      a longer document goes to the tokenizer in parts of so many bytes, cut at line
                     ends, and stays one document
@@ -133,7 +134,7 @@ def prepare(
 
 
 def is_validation(document_id: str, seed: int, share: float) -> bool:
-    """Whether a document is held out: a function of its id and the seed alone."""
+    """Whether a document is held out: a function of its id below the source and the seed alone."""
     digest = hashlib.blake2b(f"{seed}:{document_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
@@ -243,7 +244,7 @@ class _Preparation:
         self._starts = np.cumsum([0, *(file.size for file in files)])
         self._open: dict[str, ShardWriter] = {}
         self._tally = Tally()
-        self._writing: str | None = None  # id of the document whose parts are coming
+        self._writing: str | None = None  # split of the document whose parts are coming
         self._bytes_of_document = 0
         self._refused: str | None = None  # id of a document whose further parts are passed over
 
@@ -351,14 +352,14 @@ class _Preparation:
         for placed in batch.note:
             event = placed.event
             if isinstance(event, Document):
-                self._write_document(event, next(encoded), self._files[placed.place.file].argument)
+                self._write_document(event, next(encoded), self._files[placed.place.file])
             else:
                 self._skip(event)
             between = self._writing is None and self._refused is None
             if between and self._tokens_open() >= self._settings.shard_tokens:
                 self._commit(placed.place)
 
-    def _write_document(self, document: Document, encoded: Result, source: int) -> None:
+    def _write_document(self, document: Document, encoded: Result, source: Source) -> None:
         if document.id == self._refused:
             self._refused = None if document.last else document.id
             return
@@ -366,19 +367,20 @@ class _Preparation:
             self._skip(encoded)
             self._refused = None if document.last else document.id
             return
-        writer = self._writer(document.id)
+        split = self._split(source.below + document.id.removeprefix(source.name))
+        writer = self._writer(split)
         if document.part == 0:
             self._bytes_of_document = 0
         writer.append(encoded.ids, encoded.runs)
         self._bytes_of_document += encoded.size
-        self._writing = None if document.last else document.id
+        self._writing = None if document.last else split
         if document.last:
             self._tally.add_document(
-                self._split(document.id),
+                split,
                 tokens=writer.end_document(),
                 size=self._bytes_of_document,
                 learned=encoded.learned,
-                source=source,
+                source=source.argument,
             )
 
     def _skip(self, event: Skipped) -> None:
@@ -391,12 +393,11 @@ class _Preparation:
             self._writing = None
         self._tally.add_skipped(event)
 
-    def _split(self, document_id: str) -> str:
-        held_out = is_validation(document_id, self._settings.seed, self._settings.validation)
+    def _split(self, below: str) -> str:
+        held_out = is_validation(below, self._settings.seed, self._settings.validation)
         return prepared.VALIDATION if held_out else prepared.TRAIN
 
-    def _writer(self, document_id: str) -> ShardWriter:
-        split = self._split(document_id)
+    def _writer(self, split: str) -> ShardWriter:
         if split not in self._open:
             # A split's shards are numbered by step, so a step in which it has no document has none.
             self._open[split] = ShardWriter(

@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -39,6 +40,7 @@ class Source:
     """One file of documents, or one Hub data set.
 
     name          what its documents' ids begin with: the path as it was given
+    below         its name below what the argument named, which stays when the whole is moved
     path          where it lies; None on the Hub
     kind          "text" (one document), "jsonl", "parquet" or "hub"
     compression   "", "gzip" or "zstd"
@@ -47,6 +49,7 @@ class Source:
     """
 
     name: str
+    below: str
     path: Path | None
     kind: str
     compression: str = ""
@@ -124,14 +127,15 @@ def _meant_by(argument: str, format: Format) -> Iterator[Source]:
             raise UserError(f"{argument}: holds no chats; leave out --format chat")
         yield from _standard_library()
     elif argument.startswith(HUB):
-        yield Source(argument, None, "hub")
+        yield Source(argument, argument, None, "hub")
     elif os.path.isdir(argument):
-        yield from (_file(path, format) for path in _tree(Path(argument)))
+        yield from (_file(path, Path(argument), format) for path in _tree(Path(argument)))
     elif os.path.isfile(argument):
-        yield _file(Path(argument), format)
+        yield _file(Path(argument), Path(argument).parent, format)
     elif glob.has_magic(argument):
-        matches = sorted(glob.glob(argument, recursive=True))
-        yield from (_file(Path(match), format) for match in matches if os.path.isfile(match))
+        root = Path(*takewhile(lambda part: not glob.has_magic(part), Path(argument).parts))
+        matches = map(Path, sorted(glob.glob(argument, recursive=True)))
+        yield from (_file(match, root, format) for match in matches if match.is_file())
     else:
         hint = f"; the aliases are: {PYTHON_STDLIB}, {HUB}owner/name" if "/" not in argument else ""
         raise UserError(f"{argument}: no such file or directory{hint}")
@@ -151,15 +155,19 @@ def _tree(directory: Path) -> Iterator[Path]:
                 yield path
 
 
-def _file(path: Path, format: Format) -> Source:
+def _file(path: Path, root: Path, format: Format) -> Source:
     compression = _COMPRESSED.get(path.suffix.lower(), "")
     inner = path.with_suffix("") if compression else path
     kind = _kind(inner.suffix.lower(), format)
     if kind == "parquet" and compression:
         raise UserError(f"{path}: Parquet inside {compression} cannot be read in parts; unpack it")
-    # A name that is no UTF-8 is written with escapes, since ids go into JSON files.
-    name = os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
-    return Source(name, path, kind, compression, path.stat().st_size)
+    name, below = _printable(path), _printable(path.relative_to(root))
+    return Source(name, below, path, kind, compression, path.stat().st_size)
+
+
+def _printable(path: Path) -> str:
+    """A name that is no UTF-8 is written with escapes, since ids go into JSON files."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def _kind(ending: str, format: Format) -> str:
@@ -177,7 +185,7 @@ def _standard_library() -> Iterator[Source]:
         # _sysconfigdata… holds the flags that this one interpreter was built with.
         if path.suffix == ".py" and inside and not path.name.startswith("_sysconfigdata"):
             name = "/".join((PYTHON_STDLIB, *parts))
-            yield Source(name, path, "text", size=path.stat().st_size)
+            yield Source(name, name, path, "text", size=path.stat().st_size)
 
 
 def _is_test(part: str) -> bool:
