@@ -1,7 +1,9 @@
 """Settings for the whole suite."""
 
 import os
+import random
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -22,6 +24,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores; each with all of them would only wait for the others. Read by torch
     # when it is first imported, and by the processes that tests start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """A test and its fixtures draw the same numbers whichever tests ran before them."""
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,8 @@ def test_a_terminal_is_told_which_engine_computed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main(["generate", model, "Hello", "--max-tokens", "2", *options]) == 0
+    greedy = ["--max-tokens", "2", "--temperature", "0"]
+    assert main(["generate", model, "Hello", *greedy, *options]) == 0
     assert f"ended by length; {engine} engine" in capsys.readouterr().err
 
 

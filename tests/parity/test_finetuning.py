@@ -58,39 +58,38 @@ def original() -> LanguageModel:
 
 @pytest.fixture(scope="module", params=list(KINDS))
 def tuned(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
-    """A step, a signal, and the last one; in a directory of its own.
-
-    Which speech is held out goes by the names as they are given, so they are given without the
-    directory, which is another each time.
-    """
+    """A step, a signal, and the last one; in a directory of its own."""
     directory = tmp_path_factory.mktemp("tuned")
     (directory / "speeches").mkdir()
     for name in SPEECHES:
         shutil.copy(state_of_the_union() / f"{name}.txt", directory / "speeches")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        config = settings(KINDS[request.param])
-        first: list[Any] = []
-        second: list[Any] = []
-        assert train(config, listeners=[first.append, stop_after(STEPS - 1)]).reason == "SIGTERM"
-        ended = train(config, resume=True, listeners=[second.append])
+    config = settings(directory, KINDS[request.param])
+    first: list[Any] = []
+    second: list[Any] = []
+    assert train(config, listeners=[first.append, stop_after(STEPS - 1)]).reason == "SIGTERM"
+    ended = train(config, resume=True, listeners=[second.append])
     assert ended.model is not None
-    model = directory / ended.model
     yield Tuned(
         request.param,
         [first, second],
-        model,
-        armillary.load(model, dtype="float32", device="cpu"),
+        Path(ended.model),
+        armillary.load(ended.model, dtype="float32", device="cpu"),
         TokenDataset(directory / "out/data", "validation"),
     )
     shutil.rmtree(directory)  # gigabytes
 
 
-def settings(changes: dict[str, Any]) -> RunConfig:
+def settings(directory: Path, changes: dict[str, Any]) -> RunConfig:
     entries: dict[str, Any] = {
-        "out": "out",
+        "out": str(directory / "out"),
+        "seed": 3,  # holds the first speech out
         "model": {"checkpoint": str(smollm2_gguf())},
-        "data": {"sources": ["speeches"], "length": 48, "validation": 0.3, "workers": 1},
+        "data": {
+            "sources": [str(directory / "speeches")],
+            "length": 48,
+            "validation": 0.3,
+            "workers": 1,
+        },
         "train": {
             "steps": STEPS,
             "batch_size": 2,
