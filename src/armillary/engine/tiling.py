@@ -72,9 +72,9 @@ def multiplied_by_amx(number: Number, machine: Machine) -> bool:
     return number == "BF16" and machine.bf16_tiles
 
 
-def keys_together(number: Number, machine: Machine) -> int:
-    """Keys that a block of queries meets at once; sums are in registers only that long."""
-    return 2 * CHUNK if multiplied_by_amx(number, machine) else CHUNK
+def query_vectors(number: Number, machine: Machine) -> int:
+    """Vectors of queries that meet a chunk of keys at once."""
+    return 2 if multiplied_by_amx(number, machine) else tile_vectors(machine)
 
 
 def query_blocks(number: Number, machine: Machine, d_head: int, d_value: int) -> int:
@@ -89,16 +89,15 @@ def query_blocks(number: Number, machine: Machine, d_head: int, d_value: int) ->
 
 def _block_bytes(d_head: int, d_value: int) -> int:
     """Bytes of a block of queries, their sums, and what is kept of each query."""
-    return 4 * LANES * MOST_VECTORS * (words("F32", d_head) + d_value + 5)
+    return 4 * LANES * MOST_VECTORS * (words("F32", d_head) + d_value + 6)
 
 
 def attention_bytes(d_head: int, d_value: int, blocks: int) -> int:
     """Bytes that a thread needs for the blocks of queries that it takes at once."""
-    most = 2 * CHUNK
-    scores = 4 * LANES * MOST_VECTORS * 2 * most
-    rows = 4 * LANES * max(words("F32", d_head), d_value)
-    # The keys and values of a chunk in two bytes, and two float32 for each of its tokens; the same
-    # turned.
-    chunk = 2 * most * (d_head + d_value + 4)
-    turned = most * (4 * words("BF16", d_head) + 2 * d_value)
-    return blocks * _block_bytes(d_head, d_value) + scores + rows + chunk + turned
+    wide = words("F32", d_head)
+    scores = 4 * LANES * MOST_VECTORS * CHUNK
+    # Queries as they come; or keys and values of a chunk in two bytes, and two float32 for each of
+    # its tokens; the same turned.
+    stage = max(4 * LANES * max(wide, d_value), 2 * CHUNK * (d_head + d_value + 4))
+    area = 2 * CHUNK * (wide + d_value + 4)
+    return blocks * _block_bytes(d_head, d_value) + scores + stage + area

@@ -239,6 +239,24 @@ def test_large_scores_lose_nothing(stored: Stored) -> None:
 
 
 @EACH
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("most", [20.0, 60.0, 400.0])
+@pytest.mark.parametrize("falls", [False, True])
+def test_scores_that_grow_from_chunk_to_chunk(
+    falls: bool, most: float, machine: str, stored: Stored
+) -> None:
+    """By less and by more than weights have room for; beside queries whose scores do not grow."""
+    each = text(2, 400, 10, stored, room=512, beside=0)
+    slope = np.linspace(0, 1, 400, dtype=np.float32)[:: -1 if falls else 1]
+    keys = kept(each.keys / 10 + slope[None, :, None], stored)
+    grown = Text(keys, each.values, stored, each.room, beside=0)
+    q = drawn(50, 60, seed=1) / 10 + most / 10
+    q[::3] /= most
+    for window in (0, 150):
+        check(q, [grown] * 50, range(351, 401), window=window, machine=machine)
+
+
+@EACH
 @pytest.mark.parametrize("machine", [name for name in machines() if name != HERE])
 def test_machines_without_wide_vectors(machine: str, stored: Stored) -> None:
     for past, rows, window in ((0, 40, 0), (70, 33, 0), (70, 90, 20)):

@@ -4,8 +4,9 @@ Rows lie some bytes apart; columns as all tiles read them, words of two numbers,
 Sums begin as what memory holds. Source: Intel, Software Developer's Manual, volume 1, chapter 18.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -49,69 +50,93 @@ def around(used: bool) -> tuple[Any, Any]:
     return (begin, end) if used else (nothing, nothing)
 
 
+At = tuple[int, int]
+"""Which sums: of a block of rows and a vector of columns."""
+
+
 @dataclass(frozen=True)
 class Block:
-    """16 rows for each of some blocks times some vectors of columns: what is in which register."""
+    """16 rows for each of some blocks times some vectors of columns: what is in which register.
+
+    Registers are not renamed, so that what stores sums waits for their last product, and the next
+    sums for the store. Where one set of sums follows another, each is stored where the next one
+    begins (`begin`), while products of the others go on.
+    """
 
     blocks: int
     vectors: int
 
     @property
-    def sums(self) -> dict[tuple[int, int], int]:
+    def sums(self) -> dict[At, int]:
         """Of each block and vector."""
         every = product(range(self.blocks), range(self.vectors))
         return {at: number for number, at in enumerate(every)}
 
-    @property
-    def rows(self) -> list[int]:
-        """Of each block."""
-        first = self.blocks * self.vectors
-        return [first + block for block in range(self.blocks)]
+    def _place(self, e: Emit, at: At, out: ir.Value, stride: ir.Value) -> ir.Value:
+        """Where sums lie."""
+        block, one = at
+        return e.add(e.add(out, e.mul(stride, block * ROWS)), one * _LINE)
 
-    @property
-    def columns(self) -> list[int]:
-        """Of each vector."""
-        first = self.blocks * (self.vectors + 1)
-        return [first + one for one in range(self.vectors)]
-
-    def places(self, e: Emit, out: ir.Value, stride: ir.Value) -> dict[tuple[int, int], ir.Value]:
-        """Where the sums of each block and vector lie."""
-        return {
-            (block, one): e.add(e.add(out, e.mul(stride, block * ROWS)), one * _LINE)
-            for block, one in self.sums
-        }
-
-    def clear(self, e: Emit) -> None:
+    def clear(self, e: Emit, at: At) -> None:
         """Let sums begin as zeros."""
-        for register in self.sums.values():
-            e.call("llvm.x86.tilezero", ir.VoidType(), [_number(register)])
+        e.call("llvm.x86.tilezero", ir.VoidType(), [_number(self.sums[at])])
 
-    def begin_as(self, e: Emit, places: Mapping[tuple[int, int], ir.Value], stride: Any) -> None:
+    def load(self, e: Emit, at: At, out: ir.Value, stride: ir.Value) -> None:
         """Let sums begin as what there is."""
-        for at, register in self.sums.items():
-            _load(e, register, places[at], stride)
+        _load(e, self.sums[at], self._place(e, at, out, stride), stride)
+
+    def load_row(self, e: Emit, at: At, numbers: ir.Value) -> None:
+        """Let sums begin as numbers of columns, the same in each row."""
+        # No bytes from one row to the next.
+        _load(e, self.sums[at], e.add(numbers, at[1] * _LINE), 0)
+
+    def store(self, e: Emit, at: At, out: ir.Value, stride: ir.Value) -> None:
+        """Put sums where they belong."""
+        given = [_number(self.sums[at]), _pointer(e, self._place(e, at, out, stride)), stride]
+        e.call("llvm.x86.tilestored64", ir.VoidType(), given)
 
     def add(
-        self, e: Emit, x: ir.Value, stride: ir.Value, columns: ir.Value, count: ir.Value
+        self,
+        e: Emit,
+        x: ir.Value,
+        stride: ir.Value,
+        columns: ir.Value,
+        step: int,
+        count: ir.Value,
+        begin: Callable[[At], None],
     ) -> None:
-        """Add the products of rows, `count` words of each, with columns."""
-        step = self.vectors * _LINE
-        with e.loop(e.div(e.add(count, LANES - 1), LANES)) as index:
-            at_row, at_column = e.mul(index, _LINE), e.mul(index, LANES * step)
-            for block, register in enumerate(self.rows):
-                near = e.add(e.add(x, e.mul(stride, block * ROWS)), at_row)
-                _load(e, register, near, stride)
-            for one, register in enumerate(self.columns):
-                _load(e, register, e.add(e.add(columns, at_column), one * _LINE), step)
-            for (block, one), register in self.sums.items():
-                used = (register, self.rows[block], self.columns[one])
-                e.call("llvm.x86.tdpbf16ps", ir.VoidType(), [_number(each) for each in used])
+        """Add the products of rows, `count` words of each, with columns `step` bytes apart.
 
-    def store(self, e: Emit, places: Mapping[tuple[int, int], ir.Value], stride: ir.Value) -> None:
-        """Put the sums where they belong."""
-        for at, register in self.sums.items():
-            given = [_number(register), _pointer(e, places[at]), stride]
-            e.call("llvm.x86.tilestored64", ir.VoidType(), given)
+        `begin` is called for each of the sums right before the first product that it takes.
+        """
+        self._step(e, x, stride, columns, step, begin)
+        with e.loop(e.sub(e.div(e.add(count, LANES - 1), LANES), 1)) as index:
+            done = e.add(index, 1)
+            near = e.add(columns, e.mul(done, LANES * step))
+            self._step(e, e.add(x, e.mul(done, _LINE)), stride, near, step, lambda _: None)
+
+    def _step(
+        self,
+        e: Emit,
+        x: ir.Value,
+        stride: ir.Value,
+        columns: ir.Value,
+        step: int,
+        before: Callable[[At], None],
+    ) -> None:
+        """A vector of words of each row meets columns; all are loaded where they are used first."""
+        rows, ones = {}, {}
+        first = len(self.sums)
+        for (block, one), register in self.sums.items():
+            before((block, one))
+            if block not in rows:
+                rows[block] = first + block
+                _load(e, rows[block], e.add(x, e.mul(stride, block * ROWS)), stride)
+            if one not in ones:
+                ones[one] = first + self.blocks + one
+                _load(e, ones[one], e.add(columns, one * _LINE), step)
+            used = (register, rows[block], ones[one])
+            e.call("llvm.x86.tdpbf16ps", ir.VoidType(), [_number(each) for each in used])
 
 
 def multiply(blocks: int, vectors: int) -> Any:
@@ -130,7 +155,8 @@ def multiply(blocks: int, vectors: int) -> Any:
         out_stride: ir.Value,
         adds: ir.Value,
     ) -> None:
-        b, places = e.builder, all_.places(e, out, out_stride)
+        b = e.builder
+        add = partial(all_.add, e, x, stride, columns, vectors * _LINE, count)
         with b.if_else(b.icmp_signed("!=", adds, e.int(0))) as (more, fresh):
             with more:
                 first = [e.load(SUMS, starts, one * _LINE) for one in range(vectors)]
@@ -139,12 +165,11 @@ def multiply(blocks: int, vectors: int) -> Any:
                     for one, start in enumerate(first):
                         before = e.load(SUMS, line, one * _LINE)
                         e.store(e.fadd(before, start), line, one * _LINE)
-                all_.begin_as(e, places, out_stride)
+                add(lambda at: all_.load(e, at, out, out_stride))
             with fresh:
-                # No bytes from one row to the next: the same in each.
-                all_.begin_as(e, {at: e.add(starts, at[1] * _LINE) for at in places}, 0)
-        all_.add(e, x, stride, columns, count)
-        all_.store(e, places, out_stride)
+                add(lambda at: all_.load_row(e, at, starts))
+        for at in all_.sums:
+            all_.store(e, at, out, out_stride)
 
     return multiply
 

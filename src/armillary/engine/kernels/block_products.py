@@ -19,15 +19,18 @@ from armillary.engine.tiling import LANES, multiplied_by_amx, tile_rows
 
 _VECTOR = 4 * LANES
 """Bytes of a vector."""
-_KEYS = 2 * CHUNK
-"""What `keys_together` gives for AMX."""
-_ROW_OF_VALUES = 2 * _KEYS
+_ROW_OF_VALUES = 2 * CHUNK
 """Bytes of a column of a chunk's values in bfloat16."""
 
 
 def ready_with(form: CacheFormat, machine: Machine) -> Any:
-    """The keys and values of a chunk, of which `read` tokens are there, as products read them."""
-    return _turned(form) if multiplied_by_amx(form.tiles, machine) else _as_they_are
+    """What brings keys and values of a chunk, of which `read` tokens are there, to an area.
+
+    It says where products find keys, values, and the scales of both, or 0.
+    """
+    if multiplied_by_amx(form.tiles, machine):
+        return _turned(form)
+    return _staged(form) if form.staged else _as_they_are
 
 
 def score_with(form: CacheFormat, machine: Machine, vectors: int) -> Any:
@@ -44,10 +47,37 @@ def gather_with(form: CacheFormat, machine: Machine, vectors: int) -> Any:
 
 @register_jitable
 def _as_they_are(
-    keys: int, values: int, _d_head: int, _d_value: int, _read: int, _turned: int
-) -> tuple[int, int]:
+    keys: int, values: int, _sizes: tuple[int, int], _read: int, _area: int, _stage: int
+) -> tuple[int, int, int]:
     """A word of a row goes to all lanes wherever it lies."""
-    return keys, values
+    return keys, values, 0
+
+
+def _staged(form: CacheFormat) -> Any:
+    """Scales, and behind them numbers that words are made of."""
+
+    @emitted(types.void)
+    def bring(
+        e: Emit,
+        numbers: ir.Value,
+        written: ir.Value,
+        width: ir.Value,
+        to: ir.Value,
+        scales_to: ir.Value,
+    ) -> None:
+        form.stage(e, numbers, written, width, to, scales_to)
+
+    @register_jitable
+    def staged(
+        keys: int, values: int, sizes: tuple[int, int], read: int, area: int, _stage: int
+    ) -> tuple[int, int, int]:
+        to_keys = area + 8 * CHUNK
+        to_values = to_keys + 2 * CHUNK * sizes[0]
+        bring(keys, read, sizes[0], to_keys, area)
+        bring(values, read, sizes[1], to_values, area + 4 * CHUNK)
+        return to_keys, to_values, area
+
+    return staged
 
 
 def _turned(form: CacheFormat) -> Any:
@@ -56,26 +86,29 @@ def _turned(form: CacheFormat) -> Any:
     What no token has is 0 in the rows of values, whatever the cache holds there.
     """
     turn, per_word = amx.turn(), form.per_word
+    before = _staged(form) if form.staged else _as_they_are
 
     @register_jitable
     def turned(
-        keys: int, values: int, d_head: int, d_value: int, read: int, to: int
-    ) -> tuple[int, int]:
+        keys: int, values: int, sizes: tuple[int, int], read: int, area: int, stage: int
+    ) -> tuple[int, int, int]:
+        keys, values, scales = before(keys, values, sizes, read, stage, 0)
+        d_head, d_value = sizes
         d_words, words = d_head // per_word, (read + per_word - 1) // per_word
         stride = (d_words + LANES - 1) // LANES * _VECTOR
         for block in range((read + BLOCK - 1) // BLOCK):
             near = keys + block * d_words * _VECTOR
-            there = to + block * BLOCK * stride
+            there = area + block * BLOCK * stride
             for first in range(0, d_words, LANES):
                 left = d_words - first
                 turn(near + first * _VECTOR, _VECTOR, left, there + first * 4, stride)
-        behind = to + _KEYS * stride
+        behind = area + CHUNK * stride
         for column in range(0, d_value, LANES):
-            for first in range(0, _KEYS // per_word, LANES):
+            for first in range(0, CHUNK // per_word, LANES):
                 near = values + first * 4 * d_value + 4 * column
                 there = behind + column * _ROW_OF_VALUES + first * 4
                 turn(near, 4 * d_value, words - first, there, _ROW_OF_VALUES)
-        return to, behind
+        return area, behind, scales
 
     return turned
 
@@ -149,44 +182,43 @@ def _gather_by_words(form: CacheFormat, machine: Machine, vectors: int) -> Any:
 
 
 def _scores_by_amx(form: CacheFormat, _machine: Machine, vectors: int) -> Any:
-    """Keys are rows."""
-    tiles, step, staged = amx.Block(1, vectors), _VECTOR * vectors, form.staged
+    """Keys are rows, two blocks at a time; what comes of one behind the last is not read."""
+    step, rows, staged = _VECTOR * vectors, 2 * BLOCK, form.staged
 
     @emitted(types.void)
-    def meet(
+    def scores(
         e: Emit,
         keys: ir.Value,
-        stride: ir.Value,
-        q: ir.Value,
         d_words: ir.Value,
+        count: ir.Value,
+        q: ir.Value,
         out: ir.Value,
         scales: ir.Value,
     ) -> None:
-        tiles.clear(e)
-        tiles.add(e, keys, stride, q, d_words)
-        tiles.store(e, tiles.places(e, out, e.int(step)), e.int(step))
+        stride = e.mul(e.div(e.add(d_words, LANES - 1), LANES), _VECTOR)
+        sums = _Sums(e, 2, vectors)
+        with e.loop(e.div(e.add(count, rows - 1), rows)) as part:
+            near, to = (
+                e.add(start, e.mul(e.mul(part, rows), apart))
+                for start, apart in ((keys, stride), (out, step))
+            )
+            sums.follow(near, stride, q, d_words, to, adds=False)
+        sums.end()
         if not staged:
             return
-        with e.loop(BLOCK) as row:
+        with e.loop(count) as row:
             scale = e.splat(e.load(F32, e.add(scales, e.mul(row, 4))), LANES)
             line = e.add(out, e.mul(row, step))
             for one in range(vectors):
                 score = e.load(SUMS, line, one * _VECTOR)
                 e.store(e.builder.fmul(score, scale), line, one * _VECTOR)
 
-    @register_jitable
-    def scores(keys: int, d_words: int, count: int, q: int, out: int, scales: int) -> None:
-        stride = (d_words + LANES - 1) // LANES * _VECTOR
-        for first in range(0, count, BLOCK):
-            at, by = out + first * step, scales + first * 4
-            meet(keys + first * stride, stride, q, d_words, at, by)
-
     return scores
 
 
 def _gather_by_amx(_form: CacheFormat, _machine: Machine, vectors: int) -> Any:
     """Columns of values are rows. Sums shrink where a larger score has come, which is seldom."""
-    tiles, step = amx.Block(1, vectors), _VECTOR * vectors
+    step = _VECTOR * vectors
 
     @emitted(types.void)
     def meet(
@@ -209,13 +241,20 @@ def _gather_by_amx(_form: CacheFormat, _machine: Machine, vectors: int) -> Any:
             for one, by in enumerate(shrink):
                 total = e.load(SUMS, line, one * _VECTOR)
                 e.store(b.fmul(total, by), line, one * _VECTOR)
-        with e.loop(e.div(d_value, LANES)) as column:
-            rows = e.add(values, e.mul(column, LANES * _ROW_OF_VALUES))
-            to = e.add(sums, e.mul(column, LANES * step))
-            places = tiles.places(e, to, e.int(step))
-            tiles.begin_as(e, places, step)
-            tiles.add(e, rows, e.int(_ROW_OF_VALUES), weights, count)
-            tiles.store(e, places, e.int(step))
+        # Two blocks of columns at a time, and perhaps a last one.
+        done: int | ir.Value = 0
+        for blocks in (2, 1):
+            columns, all_ = blocks * LANES, _Sums(e, blocks, vectors)
+            parts = e.div(e.sub(d_value, done), columns)
+            with e.loop(parts) as part:
+                first = e.add(e.mul(part, columns), done)
+                rows, to = (
+                    e.add(values, e.mul(first, _ROW_OF_VALUES)),
+                    e.add(sums, e.mul(first, step)),
+                )
+                all_.follow(rows, e.int(_ROW_OF_VALUES), weights, count, to, adds=True)
+            all_.end()
+            done = e.mul(parts, columns)
 
     @register_jitable
     def gather(values: int, d_value: int, count: int, weights: int, sums: int, state: int) -> None:
@@ -227,3 +266,51 @@ def _gather_by_amx(_form: CacheFormat, _machine: Machine, vectors: int) -> Any:
         meet(values, d_value, weights, count, sums, state)
 
     return gather
+
+
+class _Sums:
+    """Sums that AMX makes one after another, each stored where those of the next begin."""
+
+    def __init__(self, e: Emit, blocks: int, vectors: int) -> None:
+        self._e, self._vectors = e, vectors
+        self._tiles, self._step = amx.Block(blocks, min(2, vectors)), _VECTOR * vectors
+        self._before = e.variable(e.int(0))  # where those in the registers belong
+
+    def follow(
+        self,
+        rows: ir.Value,
+        stride: ir.Value,
+        columns: ir.Value,
+        count: ir.Value,
+        out: ir.Value,
+        *,
+        adds: bool,
+    ) -> None:
+        """Rows times all vectors of columns; `adds`: to what `out` holds."""
+        e, tiles, step = self._e, self._tiles, self._step
+        for first in range(0, self._vectors, tiles.vectors):
+            before, to = self._before.get(), e.add(out, first * _VECTOR)
+            follows = e.builder.icmp_signed("!=", before, e.int(0))
+
+            def begin(
+                at: amx.At,
+                before: ir.Value = before,
+                to: ir.Value = to,
+                follows: ir.Value = follows,
+            ) -> None:
+                with e.builder.if_then(follows):
+                    tiles.store(e, at, before, e.int(step))
+                if adds:
+                    tiles.load(e, at, to, e.int(step))
+                else:
+                    tiles.clear(e, at)
+
+            tiles.add(e, rows, stride, e.add(columns, first * _VECTOR), step, count, begin)
+            self._before.set(to)
+
+    def end(self) -> None:
+        """Store the last ones, if there are any."""
+        e, before = self._e, self._before.get()
+        with e.builder.if_then(e.builder.icmp_signed("!=", before, e.int(0))):
+            for at in self._tiles.sums:
+                self._tiles.store(e, at, before, e.int(self._step))

@@ -130,6 +130,19 @@ def interleave(e: Emit, machine: Machine, first: ir.Value, second: ir.Value) -> 
     return e.builder.bitcast(apart, WORDS)
 
 
+def cut_together(e: Emit, first: ir.Value, second: ir.Value) -> ir.Value:
+    """Two float32 vectors → words with a bfloat16 of each, nearer to 0."""
+    b = e.builder
+    low = b.lshr(b.bitcast(first, WORDS), e.constant(16, WORDS))
+    high = b.and_(b.bitcast(second, WORDS), e.constant(0xFFFF0000, WORDS))
+    return b.or_(low, high)
+
+
+def add_halves(e: Emit, machine: Machine, words: ir.Value, total: Variable) -> None:
+    """Add both bfloat16 numbers of words to a total of each lane."""
+    _accumulate(e, machine, "BF16", e.constant(0x3F803F80, WORDS), [words], [total])
+
+
 def transposed(e: Emit, rows: Sequence[ir.Value]) -> list[ir.Value]:
     """16 vectors of 16 words, with rows and columns exchanged."""
     now, width = list(rows), 1
