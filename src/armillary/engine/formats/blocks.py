@@ -28,9 +28,14 @@ class Blocks(Format):
     """How many numbers, as d, belong to a block."""
 
     def together(self, machine: Machine, *, alone: bool) -> int:
-        """See Format. Where a block is read in several loads, fewer rows come faster."""
-        del machine, alone
-        return FEW_LANES
+        """See Format.
+
+        A row alone waits for memory, which fewer streams read faster. Several are loaded and spread
+        once for two vectors of rows, where there are registers for both.
+        """
+        if alone or lanes(machine) == FEW_LANES:
+            return FEW_LANES
+        return 2 * lanes(machine)
 
     @abstractmethod
     def read(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[Vectors, Vectors]:
@@ -57,23 +62,30 @@ class Blocks(Format):
         totals: ir.Value,
     ) -> None:
         """See Format. The groups are added up in their order, whatever the number of rows."""
-        many = len(weights)
+        many, most = len(weights), min(len(weights), lanes(machine))
+        parts = [weights[first : first + most] for first in range(0, many, most)]
 
-        def read(group: ir.Value) -> Meet:
+        def read(group: ir.Value) -> list[Meet]:
             at = e.mul(group, self.nbytes)
             e.prefetch(e.add(ahead, e.mul(at, many)), many * self.nbytes)
-            return self.meet(e, machine, *self.read(e, [e.add(begin, at) for begin in weights]))
+            return [
+                self.meet(e, machine, *self.read(e, [e.add(begin, at) for begin in part]))
+                for part in parts
+            ]
 
+        if len(parts) > 1:
+            self._several(e, most, len(parts), read, x, stride, k, rows, totals)
+            return
         alone = e.builder.icmp_unsigned("==", rows, e.int(1))
         with e.builder.if_else(alone) as (one, several):
             with one:
                 total = e.variable(e.constant(0.0, vector(F32, many)))
                 with e.loop(e.div(k, self.block)) as group:
                     of_group = Group(e, x, k, group, many)
-                    total.set(e.fma(of_group.scale(), read(group)(of_group), total.get()))
+                    total.set(e.fma(of_group.scale(), read(group)[0](of_group), total.get()))
                 e.store(total.get(), totals)
             with several:
-                self._several(e, many, read, x, stride, k, rows, totals)
+                self._several(e, most, 1, read, x, stride, k, rows, totals)
 
     def together_laid(self, machine: Machine) -> int:
         """See Format."""
@@ -103,36 +115,42 @@ class Blocks(Format):
         """See Format."""
         many = lanes(machine)
 
-        def read(group: ir.Value) -> Meet:
+        def read(group: ir.Value) -> list[Meet]:
             place = e.add(panel, e.mul(group, 4 * many * (QUADS + self.parts)))
             kinds = [vector(I32, many)] * QUADS + [vector(F32, many)] * self.parts
             found = [e.load(kind, place, 4 * many * at) for at, kind in enumerate(kinds)]
-            return self.meet(e, machine, found[:QUADS], found[QUADS:])
+            return [self.meet(e, machine, found[:QUADS], found[QUADS:])]
 
-        self._several(e, many, read, x, stride, k, rows, totals)
+        self._several(e, many, 1, read, x, stride, k, rows, totals)
 
     def _several(
         self,
         e: Emit,
-        many: int,
-        read: Callable[[ir.Value], Meet],
+        lanes: int,
+        parts: int,
+        read: Callable[[ir.Value], list[Meet]],
         x: ir.Value,
         stride: ir.Value,
         k: ir.Value,
         rows: ir.Value,
         totals: ir.Value,
     ) -> None:
-        """Rows of weights times rows of activations, whose sums are in memory meanwhile."""
-        zero = e.constant(0.0, vector(F32, many))
+        """Rows of weights, `lanes` in each part, times rows of activations.
+
+        Their sums are in memory meanwhile.
+        """
+        zero, nbytes = e.constant(0.0, vector(F32, lanes)), 4 * lanes
         with e.loop(rows) as row:
-            e.store(zero, e.add(totals, e.mul(row, 4 * many)))
+            for part in range(parts):
+                e.store(zero, e.add(totals, e.mul(row, parts * nbytes)), part * nbytes)
         with e.loop(e.div(k, self.block)) as group:
-            meet = read(group)
+            meets = read(group)
             with e.loop(rows) as row:
-                place = e.add(totals, e.mul(row, 4 * many))
-                of_group = Group(e, e.add(x, e.mul(row, stride)), k, group, many)
-                before = e.load(zero.type, place)
-                e.store(e.fma(of_group.scale(), meet(of_group), before), place)
+                place = e.add(totals, e.mul(row, parts * nbytes))
+                of_group = Group(e, e.add(x, e.mul(row, stride)), k, group, lanes)
+                for part, meet in enumerate(meets):
+                    before = e.load(zero.type, place, part * nbytes)
+                    e.store(e.fma(of_group.scale(), meet(of_group), before), place, part * nbytes)
 
     def decode(self, e: Emit, weights: ir.Value, k: ir.Value, out: ir.Value) -> None:
         """See Format."""
@@ -152,10 +170,6 @@ class Nibbles(Blocks):
     head: ClassVar[int]
     """Bytes before the q."""
     offset: ClassVar[int] = 0
-
-    def together(self, machine: Machine, *, alone: bool) -> int:
-        """See Format. A row alone waits for memory, which fewer streams read faster."""
-        return FEW_LANES if alone else lanes(machine)
 
     @abstractmethod
     def numbers(self, e: Emit, blocks: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value | None]:

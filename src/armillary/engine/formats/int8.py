@@ -37,29 +37,38 @@ def row_bytes(k: int) -> int:
 
 
 class Group:
-    """A group of a row of activations, for some lanes."""
+    """A group of a row of activations, for some lanes. What is asked for twice is loaded once."""
 
     def __init__(self, e: Emit, x: ir.Value, k: ir.Value, group: ir.Value, lanes: int) -> None:
         self.e, self._lanes = e, lanes
         self._q = e.add(x, e.mul(group, GROUP))
         self._scale = e.add(e.add(x, k), e.mul(group, 4))
         self._array = e.mul(e.div(k, GROUP), 4)
+        self._known: dict[int | str, ir.Value] = {}
 
     def quad(self, number: int) -> ir.Value:
         """Four q, in every lane."""
-        return self.e.splat(self.e.load(I32, self._q, 4 * number), self._lanes)
+        return self._everywhere(number, I32, self._q, 4 * number)
 
     def scale(self) -> ir.Value:
         """s, in every lane."""
-        return self.e.splat(self.e.load(F32, self._scale), self._lanes)
+        return self._everywhere("scale", F32, self._scale)
 
     def sum(self, part: Part = "whole") -> ir.Value:
         """Σq of the group or of half of it, in every lane."""
         whole = self.e.add(self._scale, self._array)
         if part == "whole":
-            return self.e.splat(self.e.load(F32, whole), self._lanes)
-        first = self.e.splat(self.e.load(F32, self.e.add(whole, self._array)), self._lanes)
+            return self._everywhere("whole", F32, whole)
+        first = self._everywhere("first", F32, self.e.add(whole, self._array))
         return first if part == "first" else self.e.builder.fsub(self.sum(), first)
+
+    def _everywhere(
+        self, name: int | str, kind: ir.Type, address: ir.Value, offset: int = 0
+    ) -> ir.Value:
+        if name not in self._known:
+            number = self.e.load(kind, address, offset)
+            self._known[name] = self.e.splat(number, self._lanes)
+        return self._known[name]
 
 
 class Weights:
