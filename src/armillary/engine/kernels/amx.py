@@ -58,9 +58,9 @@ At = tuple[int, int]
 class Block:
     """16 rows for each of some blocks times some vectors of columns: what is in which register.
 
-    Registers are not renamed, so that what stores sums waits for their last product, and the next
-    sums for the store. Where one set of sums follows another, each is stored where the next one
-    begins (`begin`), while products of the others go on.
+    A store of sums waits for their last product, and (as measured) the next sums in the same
+    registers for the store. Where one set of sums follows another, each is stored where the next
+    one begins (`begin`), while products of the others go on.
     """
 
     blocks: int
