@@ -256,6 +256,23 @@ def test_scores_that_grow_from_chunk_to_chunk(
         check(q, [grown] * 50, range(351, 401), window=window, machine=machine)
 
 
+@pytest.mark.parametrize("machine", machines())
+def test_weights_are_rounded_to_the_nearest_bfloat16(machine: str) -> None:
+    """To less than half of what rounding costs: only what lies in the middle may go either way."""
+    each = text(1, 300, 16, "BF16", room=512, beside=0)
+    q = drawn(200, 16, seed=1)
+    result = attend(q, [each] * 200, range(101, 301), machine=machine)
+    scores = kept(q * np.float32(np.log2(np.e)), "BF16").astype(float) @ each.keys[0].T
+    exact, rounded = np.empty((2, 200, 16))
+    for row, score in enumerate(scores):
+        # The largest score of the first chunk has a weight of 1.
+        weights = np.exp2(score[: row + 101] - score[:CHUNK].max())
+        for out, of_row in ((exact, weights), (rounded, kept(weights.astype(np.float32), "BF16"))):
+            out[row] = of_row @ each.values[0, : row + 101] / of_row.sum()
+    by_nearest, in_all = (np.sqrt(((result - each) ** 2).mean()) for each in (rounded, exact))
+    assert 0 < by_nearest < in_all / 2
+
+
 @EACH
 @pytest.mark.parametrize("machine", [name for name in machines() if name != HERE])
 def test_machines_without_wide_vectors(machine: str, stored: Stored) -> None:
