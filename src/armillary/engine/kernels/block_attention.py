@@ -6,43 +6,32 @@ All that softmax by parts keeps is a vector of lanes, and the keys and values ar
 has them (`block_products.py`). Source: Dao et al. 2022, §3.1.
 """
 
-import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
 from numba.extending import register_jitable
 
 from armillary.engine.cache_formats import CacheFormat
-from armillary.engine.emit import F32, I16, I32, I64, Emit, emitted
 from armillary.engine.kernel import Address, Kernel, Live, Number, Size, kernel
 from armillary.engine.kernels import amx
 from armillary.engine.kernels.block_products import gather_with, ready_with, score_with
+from armillary.engine.kernels.block_softmax import (
+    END,
+    FIRST,
+    LOWEST,
+    STATE,
+    SUM,
+    mask_with,
+    soften_with,
+)
 from armillary.engine.kernels.common import floats, whole_numbers, word
 from armillary.engine.kernels.elementary import tanh
-from armillary.engine.kernels.tile import (
-    SUMS,
-    WORDS,
-    add_halves,
-    cut_together,
-    interleave,
-    lay,
-    transpose,
-)
+from armillary.engine.kernels.tile import lay, transpose
 from armillary.engine.kv_layout import BLOCK, CHUNK
 from armillary.engine.machine import Machine
 from armillary.engine.tiling import LANES, multiplied_by_amx, query_vectors
 
-_MASKED = np.float32(-1e30)
-_LOWEST = np.float32(-1e20)
-"""Where the largest score begins: so far above a masked one that 2^(masked − lowest) is 0."""
-_TOO_LARGE = np.float32(2**40)
-"""Sum of a chunk's weights at which m moves: far from what float32 has no room for."""
-_STATE, _FOUND = 6, 5
-"""Vectors that are kept of a block of queries, and which of them has the sums of a chunk."""
 _LOG2E = np.float32(math.log2(math.e))
 _VECTOR = 4 * LANES
 """Bytes of a vector."""
@@ -154,16 +143,15 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
         step = _VECTOR * vectors
         wide_d = (d_head + 2 * LANES - 1) // (2 * LANES) * 2 * LANES
         blocks = (count + vectors * LANES - 1) // (vectors * LANES)
-        # Of each block its queries, their sums, and of each query: m, the sum of weights,
-        # 2^(m before − m); the tokens that it reads; the sum in a chunk.
+        # Of each block its queries, their sums, and what softmax by parts keeps of each query.
         of_queries, of_sums = wide_d // per_word * step, d_value * step
-        own = _STATE * step + of_queries + of_sums
+        own = STATE * step + of_queries + of_sums
         scores = scratch + blocks * own
         stage = scores + CHUNK * step
         area = stage + max(_VECTOR * max(wide_d, d_value), 2 * CHUNK * (d_head + d_value + 4))
         for block in range(blocks):
             state = scratch + block * own
-            packed = state + _STATE * step
+            packed = state + STATE * step
             part = _part(which, block, vectors)
             begin(part, d_head, wide_d, q, window, vectors, state, packed, stage)
             added = floats(packed + of_queries)
@@ -185,7 +173,7 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
                 highest = max(0, end - window) if window else 0
                 hides = token < highest or token + there > shortest
                 state = scratch + block * own
-                packed = state + _STATE * step
+                packed = state + STATE * step
                 parts = packed, scores, packed + of_queries
                 if vectors == most:
                     chunk_many(near, token, there, written, sizes, cap, hides, state, parts)
@@ -194,7 +182,7 @@ def _attend(form: CacheFormat, machine: Machine) -> Any:
             token += CHUNK
         for block in range(blocks):
             state = scratch + block * own
-            sums = state + _STATE * step + of_queries
+            sums = state + STATE * step + of_queries
             finish(_part(which, block, vectors), sizes, out, vectors, state, sums, stage)
 
     return attend
@@ -248,20 +236,20 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
         row, member, count, group, lengths = which
         rows, stride, scale, sinks = q
         step = _VECTOR * vectors
-        lows, ends = whole_numbers(state + 3 * step), whole_numbers(state + 4 * step)
-        kept, staged = floats(state), floats(stage)
+        lows, ends = whole_numbers(state + FIRST * step), whole_numbers(state + END * step)
+        most, total, staged = floats(state), floats(state + SUM * step), floats(stage)
         for i in range(vectors * LANES):
             lane, filled = i % LANES * wide_d, 0
             ends[i], lows[i] = 0, 0
-            kept[i] = _LOWEST if i < count else np.float32(0)
-            kept[vectors * LANES + i] = np.float32(0)
+            most[i] = LOWEST if i < count else np.float32(0)
+            total[i] = np.float32(0)
             if i < count:
                 ends[i] = word(lengths + 8 * row)
                 lows[i] = max(0, ends[i] - window) if window else 0
                 if sinks:
                     # As of a token that was read before, and had no value.
-                    kept[i] = floats(sinks)[member] * _LOG2E
-                    kept[vectors * LANES + i] = np.float32(1)
+                    most[i] = floats(sinks)[member] * _LOG2E
+                    total[i] = np.float32(1)
                 filled = d_head
                 from_ = floats(rows + row * stride + member * d_head * 4)
                 for j in range(d_head):
@@ -280,7 +268,7 @@ def _begin(form: CacheFormat, machine: Machine) -> Any:
 
 def _chunk(form: CacheFormat, machine: Machine, vectors: int) -> Any:
     """Queries meet the keys and values of a chunk."""
-    soften, mask = _soften(form, machine, vectors), _mask(vectors)
+    soften, mask = soften_with(form, machine, vectors), mask_with(vectors)
     multiply, gather = score_with(form, machine, vectors), gather_with(form, machine, vectors)
     per_word = form.per_word
 
@@ -307,7 +295,7 @@ def _chunk(form: CacheFormat, machine: Machine, vectors: int) -> Any:
                 for i in range(count * vectors * LANES):
                     bounded[i] = cap * tanh(bounded[i] * inverse)
             if hides:
-                mask(scores, token, count, state + 3 * _VECTOR * vectors)
+                mask(scores, token, count, state)
             if not soften(scores, count, state, scales + 4 * CHUNK, again):
                 break
             again = 1
@@ -333,7 +321,7 @@ def _finish() -> Any:
         row, member, count, group, _ = which
         (_, d_value), (heads, stride, width) = sizes, out
         step = _VECTOR * vectors
-        totals, staged = floats(state + step), floats(stage)
+        totals, staged = floats(state + SUM * step), floats(stage)
         for i in range(count):
             if i % LANES == 0:
                 part = sums + i // LANES * _VECTOR
@@ -358,194 +346,3 @@ def _text_end(row: int, keys: int, rows: int) -> int:
     while last < rows and word(keys + 8 * last) == word(keys + 8 * row):
         last += 1
     return last
-
-
-def _mask(vectors: int) -> Any:
-    """Scores of tokens that a query does not read: before its window, or after itself."""
-
-    @emitted(types.void)
-    def mask(e: Emit, scores: ir.Value, token: ir.Value, count: ir.Value, limits: ir.Value) -> None:
-        b = e.builder
-        both = [e.load(WORDS, limits, one * _VECTOR) for one in range(2 * vectors)]
-        lows, ends = both[:vectors], both[vectors:]
-        hidden = e.constant(float(_MASKED), SUMS)
-        with e.loop(count) as index:
-            here = e.splat(b.trunc(e.add(token, index), I32), LANES)
-            at = e.add(scores, e.mul(index, vectors * _VECTOR))
-            for one in range(vectors):
-                after = b.icmp_signed(">=", here, lows[one])
-                before = b.icmp_signed("<", here, ends[one])
-                score = e.load(SUMS, at, one * _VECTOR)
-                e.store(b.select(b.and_(after, before), score, hidden), at, one * _VECTOR)
-
-    return mask
-
-
-def _soften(form: CacheFormat, machine: Machine, vectors: int) -> Any:
-    """Scores of a chunk → weights 2^(score − m), as words of tokens that follow each other.
-
-    They take the scores' place, and are none where 1 comes back: then it has to be done `again`.
-
-    `state` holds vectors of m, of the sums of weights, of 2^(m before − m), and last of the sums in
-    this chunk. m is the largest score of the first chunk that a query reads, and of a later one
-    only where that is so far above that its sum grows too large: most look for no largest.
-    """
-    raise_, weigh = _raise(machine, vectors), _weigh(form, machine, vectors)
-
-    @emitted(types.int64)
-    def begin(e: Emit, state: ir.Value) -> ir.Value:
-        """Whether some query has read nothing yet."""
-        step = vectors * _VECTOR
-        found = []
-        for one in range(vectors):
-            at = e.add(state, one * _VECTOR)
-            e.store(e.constant(1.0, SUMS), at, 2 * step)
-            e.store(e.constant(0.0, SUMS), at, _FOUND * step)
-            found.append(_starts(e, e.load(SUMS, at)))
-        return _any(e, found)
-
-    @register_jitable
-    def soften(scores: int, count: int, state: int, scales: int, again: int) -> int:
-        if again or begin(state):
-            raise_(scores, count, state)
-        found: int = weigh(scores, count, state, scales)
-        return found
-
-    return soften
-
-
-def _raise(machine: Machine, vectors: int) -> Any:
-    """Let m be the largest score of queries that have read nothing yet, or found too much."""
-    powers = _powers_of_two(6)
-
-    @emitted(types.void)
-    def raise_(e: Emit, scores: ir.Value, count: ir.Value, state: ir.Value) -> None:
-        b, step = e.builder, vectors * _VECTOR
-        most = [e.variable(e.constant(float(_LOWEST), SUMS)) for _ in range(vectors)]
-        with e.loop(count) as index:
-            at = e.add(scores, e.mul(index, step))
-            for one, largest in enumerate(most):
-                score = e.load(SUMS, at, one * _VECTOR)
-                larger = b.fcmp_ordered(">", score, largest.get())
-                largest.set(b.select(larger, score, largest.get()))
-        for one, largest in enumerate(most):
-            at = e.add(state, one * _VECTOR)
-            before, shrink = e.load(SUMS, at), e.load(SUMS, at, 2 * step)
-            moves = b.or_(_starts(e, before), _too_large(e, e.load(SUMS, at, _FOUND * step)))
-            now = b.select(moves, largest.get(), before)
-            power = _power(e, machine, b.fsub(before, now), powers)
-            e.store(now, at)
-            e.store(b.fmul(shrink, power), at, 2 * step)
-
-    return raise_
-
-
-def _weigh(form: CacheFormat, machine: Machine, vectors: int) -> Any:
-    """Weights and their sums, as m is; 1 where a sum is so large that m has to move first."""
-    # Numbers that are cut to bfloat16 are to nearest where half of its last place was added, which
-    # for all of [1, 2) is the same. The sums are of what was cut.
-    cut = form.tiles == "BF16" and not form.staged
-    powers = _powers_of_two(3 if form.tiles == "BF16" else 6)
-    if cut:
-        powers[0] += 2.0**-8
-
-    @emitted(types.int64)
-    def weigh(
-        e: Emit,
-        scores: ir.Value,
-        count: ir.Value,
-        state: ir.Value,
-        scales: ir.Value,
-    ) -> ir.Value:
-        b = e.builder
-        step = vectors * _VECTOR
-        each = range(vectors)
-        now = [e.load(SUMS, state, one * _VECTOR) for one in each]
-        totals = [e.variable(e.constant(0.0, SUMS)) for _ in each]
-        with e.loop(e.div(count, 2)) as pair:
-            at = e.add(scores, e.mul(pair, 2 * step))
-            to = e.add(scores, e.mul(pair, 2 * step if form.tiles == "F32" else step))
-            of_pair = e.add(scales, e.mul(pair, 8))
-            for one in each:
-                two = []
-                for half in (0, 1):
-                    score = e.load(SUMS, at, half * step + one * _VECTOR)
-                    two.append(_power(e, machine, b.fsub(score, now[one]), powers))
-                if cut:
-                    words = cut_together(e, *two)
-                    e.store(words, to, one * _VECTOR)
-                    add_halves(e, machine, words, totals[one])
-                    continue
-                totals[one].set(e.fadd(totals[one].get(), e.fadd(*two)))
-                if form.staged:
-                    by = [e.splat(e.load(F32, of_pair, 4 * half), LANES) for half in (0, 1)]
-                    two = [b.fmul(*each_two) for each_two in zip(two, by, strict=True)]
-                if form.tiles == "F32":
-                    for half in (0, 1):
-                        e.store(two[half], to, half * step + one * _VECTOR)
-                else:
-                    e.store(interleave(e, machine, *two), to, one * _VECTOR)
-        found = _any(e, [_too_large(e, total.get()) for total in totals])
-        with b.if_else(b.icmp_signed("!=", found, e.int(0))) as (again, fine):
-            with again:
-                for one, total in enumerate(totals):
-                    e.store(total.get(), state, _FOUND * step + one * _VECTOR)
-            with fine:
-                for one, total in enumerate(totals):
-                    before = e.load(SUMS, state, step + one * _VECTOR)
-                    shrink = e.load(SUMS, state, 2 * step + one * _VECTOR)
-                    e.store(e.fma(before, shrink, total.get()), state, step + one * _VECTOR)
-        return found
-
-    return weigh
-
-
-def _starts(e: Emit, most: ir.Value) -> ir.Value:
-    """Where queries have read nothing yet."""
-    return e.builder.fcmp_ordered("==", most, e.constant(float(_LOWEST), SUMS))
-
-
-def _too_large(e: Emit, sums: ir.Value) -> ir.Value:
-    """Where weights add up to more than scores that m is near would."""
-    return e.builder.fcmp_ordered(">", sums, e.constant(float(_TOO_LARGE), SUMS))
-
-
-def _any(e: Emit, each: Sequence[ir.Value]) -> ir.Value:
-    """1 where some lane of some vector is true, else 0."""
-    b = e.builder
-    bits = b.bitcast(functools.reduce(b.or_, each), I16)
-    return b.zext(b.icmp_signed("!=", bits, ir.Constant(I16, 0)), I64)
-
-
-def _powers_of_two(degree: int) -> list[float]:
-    """Coefficients of 2^r for 0 ≤ r ≤ 1, at Chebyshev's points."""
-    from numpy.polynomial import Chebyshev, Polynomial
-
-    near = Chebyshev.interpolate(np.exp2, degree, domain=[0, 1])
-    return [float(each) for each in near.convert(kind=Polynomial).coef]
-
-
-def _power(e: Emit, machine: Machine, x: ir.Value, powers: Sequence[float]) -> ir.Value:
-    """2^x, and for x below −126 nothing, or next to it; infinite, or large, above 126."""
-    b = e.builder
-    if not machine.wide:
-        x = _within(e, x)
-    whole = e.call(f"llvm.floor.v{LANES}f32", SUMS, [x])
-    r = b.fsub(x, whole)
-    p = e.constant(powers[-1], SUMS)
-    for coefficient in reversed(powers[:-1]):
-        p = e.fma(p, r, e.constant(coefficient, SUMS))
-    if machine.wide:
-        # Without a mask, rounding as always.
-        more = [e.constant(0.0, SUMS), ir.Constant(I16, -1), ir.Constant(I32, 4)]
-        return e.call("llvm.x86.avx512.mask.scalef.ps.512", SUMS, [p, x, *more])
-    shift = b.shl(b.fptosi(whole, WORDS), e.constant(23, WORDS))
-    return b.bitcast(b.add(b.bitcast(p, WORDS), shift), SUMS)
-
-
-def _within(e: Emit, x: ir.Value) -> ir.Value:
-    """x, or the bound that it is beyond."""
-    b = e.builder
-    low, high = e.constant(-126.0, SUMS), e.constant(126.0, SUMS)
-    x = b.select(b.fcmp_ordered(">", x, low), x, low)
-    return b.select(b.fcmp_ordered("<", x, high), x, high)

@@ -1,6 +1,6 @@
 """Products of blocks of queries with the keys and the values of a chunk of the cache."""
 
-import functools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,10 +9,11 @@ from numba.core import types
 from numba.extending import register_jitable
 
 from armillary.engine.cache_formats import CacheFormat
-from armillary.engine.emit import F32, I16, Emit, emitted
+from armillary.engine.emit import F32, Emit, emitted
 from armillary.engine.kernels import amx
+from armillary.engine.kernels.block_softmax import SHRINK
 from armillary.engine.kernels.common import floats
-from armillary.engine.kernels.tile import SUMS, tile
+from armillary.engine.kernels.tile import SUMS, some_lane, tile
 from armillary.engine.kv_layout import BLOCK, CHUNK
 from armillary.engine.machine import Machine
 from armillary.engine.tiling import LANES, multiplied_by_amx, tile_rows
@@ -164,7 +165,7 @@ def _gather_by_words(form: CacheFormat, machine: Machine, vectors: int) -> Any:
         state: ir.Value,
     ) -> None:
         step = vectors * _VECTOR
-        shrink = [e.load(SUMS, state, 2 * step + one * _VECTOR) for one in range(vectors)]
+        shrink = [e.load(SUMS, state, SHRINK * step + one * _VECTOR) for one in range(vectors)]
         with e.loop(e.div(d_value, at_once)) as part:
             first = e.add(values, e.mul(part, 4 * at_once))
             to = e.add(sums, e.mul(part, at_once * step))
@@ -231,12 +232,11 @@ def _gather_by_amx(_form: CacheFormat, _machine: Machine, vectors: int) -> Any:
         state: ir.Value,
     ) -> None:
         b = e.builder
-        shrink = [e.load(SUMS, state, 2 * step + one * _VECTOR) for one in range(vectors)]
+        shrink = [e.load(SUMS, state, SHRINK * step + one * _VECTOR) for one in range(vectors)]
         ones = e.constant(1.0, SUMS)
         differs = [b.fcmp_ordered("!=", by, ones) for by in shrink]
-        any_ = functools.reduce(b.or_, differs)
-        some = b.icmp_signed("!=", b.bitcast(any_, I16), ir.Constant(I16, 0))
-        with b.if_then(some), e.loop(d_value) as row:
+        some = some_lane(e, differs)
+        with b.if_then(b.icmp_signed("!=", some, e.int(0))), e.loop(d_value) as row:
             line = e.add(sums, e.mul(row, step))
             for one, by in enumerate(shrink):
                 total = e.load(SUMS, line, one * _VECTOR)
@@ -290,23 +290,19 @@ class _Sums:
         e, tiles, step = self._e, self._tiles, self._step
         for first in range(0, self._vectors, tiles.vectors):
             before, to = self._before.get(), e.add(out, first * _VECTOR)
-            follows = e.builder.icmp_signed("!=", before, e.int(0))
-
-            def begin(
-                at: amx.At,
-                before: ir.Value = before,
-                to: ir.Value = to,
-                follows: ir.Value = follows,
-            ) -> None:
-                with e.builder.if_then(follows):
-                    tiles.store(e, at, before, e.int(step))
-                if adds:
-                    tiles.load(e, at, to, e.int(step))
-                else:
-                    tiles.clear(e, at)
-
+            begin = partial(self._begin, before, to if adds else None)
             tiles.add(e, rows, stride, e.add(columns, first * _VECTOR), step, count, begin)
             self._before.set(to)
+
+    def _begin(self, before: ir.Value, start: ir.Value | None, at: amx.At) -> None:
+        """Store what is in a register, if anything is, and begin with zeros or what there is."""
+        e, step = self._e, self._e.int(self._step)
+        with e.builder.if_then(e.builder.icmp_signed("!=", before, e.int(0))):
+            self._tiles.store(e, at, before, step)
+        if start is None:
+            self._tiles.clear(e, at)
+        else:
+            self._tiles.load(e, at, start, step)
 
     def end(self) -> None:
         """Store the last ones, if there are any."""

@@ -4,6 +4,7 @@ A tile is some rows times some vectors of 16 columns. Of each row one word at a 
 lanes; of the columns, word by word, 16 lie side by side: (K', vectors, 16) for K' words.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import register_jitable
 
-from armillary.engine.emit import F32, I16, I32, Emit, Variable, emitted, vector
+from armillary.engine.emit import F32, I16, I32, I64, Emit, Variable, emitted, vector
 from armillary.engine.kernels.common import as_bits
 from armillary.engine.machine import Machine
 from armillary.engine.tiling import LANES, Number
@@ -141,6 +142,13 @@ def cut_together(e: Emit, first: ir.Value, second: ir.Value) -> ir.Value:
 def add_halves(e: Emit, machine: Machine, words: ir.Value, total: Variable) -> None:
     """Add both bfloat16 numbers of words to a total of each lane."""
     _accumulate(e, machine, "BF16", e.constant(0x3F803F80, WORDS), [words], [total])
+
+
+def some_lane(e: Emit, each: Sequence[ir.Value]) -> ir.Value:
+    """1 where some lane of some vector of truths is true, else 0."""
+    b = e.builder
+    bits = b.bitcast(functools.reduce(b.or_, each), I16)
+    return b.zext(b.icmp_signed("!=", bits, ir.Constant(I16, 0)), I64)
 
 
 def transposed(e: Emit, rows: Sequence[ir.Value]) -> list[ir.Value]:
