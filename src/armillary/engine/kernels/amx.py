@@ -109,34 +109,27 @@ class Block:
 
         `begin` is called for each of the sums right before the first product that it takes.
         """
-        self._step(e, x, stride, columns, step, begin)
-        with e.loop(e.sub(e.div(e.add(count, LANES - 1), LANES), 1)) as index:
-            done = e.add(index, 1)
-            near = e.add(columns, e.mul(done, LANES * step))
-            self._step(e, e.add(x, e.mul(done, _LINE)), stride, near, step, lambda _: None)
-
-    def _step(
-        self,
-        e: Emit,
-        x: ir.Value,
-        stride: ir.Value,
-        columns: ir.Value,
-        step: int,
-        before: Callable[[At], None],
-    ) -> None:
-        """A vector of words of each row meets columns; all are loaded where they are used first."""
-        rows, ones = {}, {}
         first = len(self.sums)
-        for (block, one), register in self.sums.items():
-            before((block, one))
-            if block not in rows:
-                rows[block] = first + block
-                _load(e, rows[block], e.add(x, e.mul(stride, block * ROWS)), stride)
-            if one not in ones:
-                ones[one] = first + self.blocks + one
-                _load(e, ones[one], e.add(columns, one * _LINE), step)
-            used = (register, rows[block], ones[one])
-            e.call("llvm.x86.tdpbf16ps", ir.VoidType(), [_number(each) for each in used])
+
+        def meet(done: ir.Value, before: Callable[[At], None]) -> None:
+            """A vector of words of each row; all are loaded where they are used first."""
+            at_row, at_column = e.mul(done, _LINE), e.mul(done, LANES * step)
+            rows, ones = {}, {}
+            for (block, one), register in self.sums.items():
+                before((block, one))
+                if block not in rows:
+                    rows[block] = first + block
+                    near = e.add(e.add(x, e.mul(stride, block * ROWS)), at_row)
+                    _load(e, rows[block], near, stride)
+                if one not in ones:
+                    ones[one] = first + self.blocks + one
+                    _load(e, ones[one], e.add(e.add(columns, one * _LINE), at_column), step)
+                used = (register, rows[block], ones[one])
+                e.call("llvm.x86.tdpbf16ps", ir.VoidType(), [_number(each) for each in used])
+
+        meet(e.int(0), begin)
+        with e.loop(e.sub(e.div(e.add(count, LANES - 1), LANES), 1)) as index:
+            meet(e.add(index, 1), lambda _: None)
 
 
 def multiply(blocks: int, vectors: int) -> Any:
