@@ -26,7 +26,15 @@ from armillary.data.documents import Document, Event, Skipped
 from armillary.data.encoders import EncoderSettings, Result, chat_template
 from armillary.data.prepared import Facts, Settings, Shard, Split
 from armillary.data.shards import ShardWriter, narrowest
-from armillary.data.sources import CHAT, PART_BYTES, Format, Source, find_sources, read_source
+from armillary.data.sources import (
+    CHAT,
+    PART_BYTES,
+    Format,
+    Source,
+    find_sources,
+    printable,
+    read_source,
+)
 from armillary.data.tally import Step, Tally
 from armillary.data.workers import Batch, encoding
 from armillary.errors import UserError
@@ -104,7 +112,7 @@ def prepare(
         template = prepared.chat_template_checksum(tokenizer)
     out = Path(os.path.abspath(out))
     settings = Settings(
-        sources=[_printable(name) for name in sources],
+        sources=[printable(name) for name in sources],
         field=field or (_MESSAGES if format == CHAT else _TEXT),
         format=format,
         seed=seed,
@@ -166,10 +174,6 @@ def _end_id(tokenizer: Tokenizer, text: str | None) -> int:
             "--end-token"
         )
     return tokenizer.eos_ids[0]
-
-
-def _printable(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _cores() -> int:

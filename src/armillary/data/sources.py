@@ -161,13 +161,13 @@ def _file(path: Path, root: Path, format: Format) -> Source:
     kind = _kind(inner.suffix.lower(), format)
     if kind == "parquet" and compression:
         raise UserError(f"{path}: Parquet inside {compression} cannot be read in parts; unpack it")
-    name, below = _printable(path), _printable(path.relative_to(root))
+    name, below = (printable(each.as_posix()) for each in (path, path.relative_to(root)))
     return Source(name, below, path, kind, compression, path.stat().st_size)
 
 
-def _printable(path: Path) -> str:
-    """A name that is no UTF-8 is written with escapes, since ids go into JSON files."""
-    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+def printable(name: str) -> str:
+    """Return a name that is no UTF-8 with escapes, since ids go into JSON files."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _kind(ending: str, format: Format) -> str:
